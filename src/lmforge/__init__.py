@@ -1,0 +1,3 @@
+"""LMForge: train large language models with PyTorch Lightning and Hydra."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,45 @@
+"""The `lmforge` command: one word for the job, then key=value words as in train.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig
+
+from lmforge.config.entry import run_front_door
+from lmforge.config.errors import Exit
+from lmforge.config.nearest import did_you_mean, nearest
+from lmforge.config.runs import RunFolder
+
+HELP = """\
+Usage: lmforge JOB [key=value ...]
+
+Jobs
+  generate   continue a text with a trained run: lmforge generate run=latest 'prompt=def f(a, b):'
+
+lmforge JOB --help lists a job's words. Training and evaluation are train.py and evaluate.py."""
+
+
+def main() -> None:
+    jobs = {"generate": _generate}
+    job, *words = sys.argv[1:] or ["--help"]
+    if job in ("-h", "--help"):
+        print(HELP)
+        sys.exit(int(Exit.DONE))
+    if job not in jobs:
+        hint = did_you_mean(nearest(job, jobs))
+        print(f"lmforge {job}: no such job{hint}; jobs: {', '.join(jobs)}", file=sys.stderr)
+        sys.exit(int(Exit.WRONG_INPUT))
+    run_front_door(job, jobs[job], [sys.argv[0], *words])
+
+
+def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
+    from lmforge.evaluation.generate import generate
+
+    return generate(config, run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The world's size, and how one update's global batch is spread over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lmforge.config import machine
+from lmforge.config.errors import UsageError
+
+AUTO_MICRO_TOKENS = 8192  # micro_sequences=auto: at most so many tokens on a device at once
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How one update's sequences are spread: sequences = micro x world x accumulation."""
+
+    sequences: int
+    micro: int
+    accumulation: int
+    world: int
+    devices: int
+    nodes: int
+    context: int
+
+    def __str__(self) -> str:
+        return f"global batch {self.sequences} = {_product(self.micro, self.devices, self.nodes)} {self.accumulation}"
+
+
+def world(cfg: Any) -> tuple[int, int]:
+    """(devices on each node, nodes); `auto` counts the machine's."""
+    trainer = cfg["trainer"]
+    devices = trainer["devices"]
+    if devices == "auto":
+        count = machine.device_count(trainer["accelerator"])
+    else:
+        count = devices if isinstance(devices, int) else len(devices)
+    return count, trainer["num_nodes"]
+
+
+def strategy_kind(cfg: Any) -> str:
+    """The strategy with `auto` decided: single on one device, ddp on several."""
+    kind = cfg["strategy"]["kind"]
+    devices, nodes = world(cfg)
+    if kind != "auto":
+        return kind
+    return "single" if devices * nodes == 1 else "ddp"
+
+
+def batch_plan(cfg: Any) -> BatchPlan:
+    """The batch arithmetic of a checked config. Raises UsageError with the numbers when they do not divide."""
+    batch, context = cfg["batch"], cfg["data"]["context"]
+    devices, nodes = world(cfg)
+    sequences = _sequences(batch["tokens"], batch["sequences"], context)
+    micro = batch["micro_sequences"]
+    if micro == "auto":
+        micro = _auto_micro(sequences, devices, nodes, context)
+    per_step = devices * nodes * micro
+    if sequences % per_step:
+        low, high = sequences // per_step * per_step, -(-sequences // per_step) * per_step
+        near = " or ".join(str(number) for number in (low, high) if number)
+        tokens = f" (batch.tokens={batch['tokens']} / context {context})" if batch["tokens"] else ""
+        raise UsageError(
+            f"global batch {sequences}{tokens} = {_product(micro, devices, nodes)} {sequences / per_step:.4g}: "
+            f"does not divide; {near} sequences would, or another batch.micro_sequences"
+        )
+    return BatchPlan(sequences, micro, sequences // per_step, devices * nodes, devices, nodes, context)
+
+
+def _product(micro: int, devices: int, nodes: int) -> str:
+    """`2 x 2 devices x 1 node x accumulation`"""
+    return f"{micro} x {_count(devices, 'device')} x {_count(nodes, 'node')} x accumulation"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _sequences(tokens: int | None, sequences: int | None, context: int) -> int:
+    if (tokens is None) == (sequences is None):
+        given = "both are" if tokens is not None else "neither is"
+        raise UsageError(f"batch.tokens={tokens} batch.sequences={sequences}: {given} given; give exactly one")
+    if tokens is None:
+        return sequences or 0
+    if tokens % context:
+        low = tokens // context * context
+        near = f"{low} or {low + context}" if low else str(context)
+        raise UsageError(
+            f"batch.tokens={tokens}: {tokens} / data.context {context} = {tokens / context:.4g} sequences; use {near}"
+        )
+    return tokens // context
+
+
+def _auto_micro(sequences: int, devices: int, nodes: int, context: int) -> int:
+    """The largest divisor of a device's share that holds at most AUTO_MICRO_TOKENS tokens."""
+    if sequences % (devices * nodes):
+        return 1  # the division that fails is reported with this 1 in its arithmetic
+    share = sequences // (devices * nodes)
+    return max((n for n in range(1, share + 1) if share % n == 0 and n * context <= AUTO_MICRO_TOKENS), default=1)

@@ -1,0 +1,261 @@
+"""Composes the config tree with the typed words and checks every value against the schema."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lmforge.config.errors import UsageError
+from lmforge.config.nearest import did_you_mean, nearest_key
+from lmforge.config.parse import MAY_BE_NULL, Tree, Word
+from lmforge.config.schema import allowed, coerce, find_key
+
+Plain = dict[str, Any]
+
+
+@dataclass
+class Composed:
+    """A resolved config as plain containers, and the problems by key."""
+
+    plain: Plain
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def config_folder(name: str, script: Path) -> Path:
+    """The configs folder beside the running script, else that of the checkout, else that of the working directory."""
+    checkout = Path(__file__).resolve().parents[3]
+    places = [script.resolve().parent / "configs", checkout / "configs", Path.cwd() / "configs"]
+    for place in places:
+        if (place / f"{name}.yaml").is_file():
+            return place
+    raise UsageError(f"no configs/{name}.yaml beside {script.name}, in {checkout} or in the working directory")
+
+
+def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of every leaf; lists and empty dicts count as leaves."""
+    for key, value in node.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{dotted}.")
+        elif not isinstance(value, dict):
+            yield dotted, value
+
+
+def get(node: Any, dotted: str, default: Any = None) -> Any:
+    for part in dotted.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return default
+        node = node[part]
+    return node
+
+
+def put(node: Plain, dotted: str, value: Any) -> None:
+    *path, last = dotted.split(".")
+    for part in path:
+        inner = node.get(part)
+        if not isinstance(inner, dict):
+            inner = node[part] = {}
+        node = inner
+    node[last] = value
+
+
+def to_config(plain: Plain) -> DictConfig:
+    """A DictConfig in which every text is literal: `${` in it is never looked up, and unknown keys raise."""
+    config = OmegaConf.create(_literal(plain))
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def to_plain(config: DictConfig) -> Plain:
+    """Resolved plain containers of a config."""
+    return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+
+
+def _literal(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
+    return value
+
+
+class Composer:
+    """Composes one front door's config; equal group choices are composed once."""
+
+    def __init__(self, name: str, tree: Tree) -> None:
+        self.name, self.tree = name, tree
+        self._bases: dict[tuple[str, ...], DictConfig] = {}
+
+    def groups(self) -> list[str]:
+        """The groups this front door knows, in the order they are composed."""
+        import yaml
+
+        entries = yaml.safe_load((self.tree.folder / f"{self.name}.yaml").read_text(encoding="utf-8"))["defaults"]
+        return [next(iter(entry)) for entry in entries if isinstance(entry, dict)]
+
+    def keys(self) -> list[str]:
+        """The dotted keys of the default composition."""
+        return [key for key, _ in flatten(OmegaConf.to_container(self.base([])))]
+
+    def base(self, words: Sequence[Word]) -> DictConfig:
+        """The tree with its groups chosen and no value set."""
+        from hydra import compose, initialize_config_dir
+        from hydra.errors import HydraException
+
+        chosen = {word.key: word.value for word in words if word.group}
+        overrides = tuple(f"{key}={'null' if value is None else value}" for key, value in chosen.items())
+        if overrides not in self._bases:
+            try:
+                with initialize_config_dir(str(self.tree.folder), version_base="1.3"):
+                    self._bases[overrides] = compose(self.name, overrides=list(overrides))
+            except (HydraException, OmegaConfBaseException) as error:
+                raise UsageError(f"configs/{self.name}.yaml cannot be composed: {error}") from error
+        return copy.deepcopy(self._bases[overrides])
+
+    def compose(self, words: Sequence[Word], broken_groups: Sequence[str] = ()) -> Composed:
+        """Groups, then typed values (the last of a kind wins), then references, then the schema.
+
+        Unknown keys below `broken_groups` are not reported: their group's choice already was.
+        """
+        return self._finish(self.base(words), words, broken_groups)
+
+    def overlay(self, stored: Plain, words: Sequence[Word], broken_groups: Sequence[str] = ()) -> Composed:
+        """The typed words on top of a stored config: a typed group takes the place of the whole stored node."""
+        config = to_config(stored)
+        OmegaConf.set_struct(config, False)
+        chosen = [word for word in words if word.group and word.key not in MAY_BE_NULL]
+        for word in chosen:
+            config[word.key] = OmegaConf.to_container(self.base(chosen)[word.key])
+        composed = self._finish(config, words, broken_groups)
+        for word in words:
+            if word.group and word.key in MAY_BE_NULL and word.value is not None:
+                composed.problems[word.key] = f"{word.raw}: presets are for new runs; this one has its stored config"
+        return composed
+
+    def raw(self, words: Sequence[Word]) -> DictConfig:
+        """Groups and typed values with references as they stand; words that do not fit are left out."""
+        config = self.base(words)
+        self._apply(config, words, {}, ())
+        return config
+
+    def _finish(self, config: DictConfig, words: Sequence[Word], broken_groups: Sequence[str]) -> Composed:
+        problems: dict[str, str] = {}
+        self._apply(config, words, problems, broken_groups)
+        composed = resolve(config)
+        composed.problems.update(check_schema(composed.plain, skip=set(composed.problems)))
+        composed.problems.update(problems)
+        return composed
+
+    def _apply(
+        self, config: DictConfig, words: Sequence[Word], problems: dict[str, str], broken_groups: Sequence[str]
+    ) -> None:
+        for word in words:
+            if not word.group:
+                self._set(config, word, problems, broken_groups)
+        _keep_one_batch_word(config, words)
+
+    def _set(self, config: DictConfig, word: Word, problems: dict[str, str], broken: Sequence[str]) -> None:
+        tree: Any = OmegaConf.to_container(config)
+        missing = object()
+        held = get(tree, word.key, missing)
+        line = find_key(word.key)
+        entry = line is not None and line.kind == "node"
+        if held is missing:
+            if word.key.partition(".")[0] not in broken:
+                problems[word.key] = self._unknown(word, tree)
+        elif word.drop and not entry:
+            problems[word.key] = f"{word.raw}: only entries of callbacks and logger can be taken out"
+        elif isinstance(held, dict) and not (entry and word.value is None):
+            keys = ", ".join(f"{word.key}.{key}" for key in held if key != "_target_")
+            problems[word.key] = f"{word.raw}: {word.key} holds several keys; type one of {keys}"
+        else:
+            OmegaConf.update(config, word.key, _literal(word.value), merge=False)
+
+    def _unknown(self, word: Word, tree: Plain) -> str:
+        others = self.tree.choices_with(word.key)
+        if others and word.key.partition(".")[0] in self.groups():
+            return f"{word.raw}: {word.key} is a key of {', '.join(others)} only; choose one of them with it"
+        leaves = [key for key, _ in flatten(tree)]
+        hint = did_you_mean(nearest_key(word.key, [*self.groups(), *leaves]))
+        group = word.key.partition(".")[0]
+        near = [key for key in leaves if key.startswith(f"{group}.") and not key.endswith("_target_")]
+        listed = f"; keys of {group}: {', '.join(near)}" if near else f"; groups: {', '.join(self.groups())}"
+        return f"{word.raw}: unknown key {word.key}{hint}{listed}"
+
+
+def _keep_one_batch_word(config: DictConfig, words: Sequence[Word]) -> None:
+    """Typing one of batch.tokens and batch.sequences unsets the other, which came from a file."""
+    typed = {word.key for word in words if word.value is not None}
+    for key, other in (("batch.tokens", "batch.sequences"), ("batch.sequences", "batch.tokens")):
+        if key in typed and other not in typed and "batch" in config:
+            OmegaConf.update(config, other, None)
+
+
+def resolve(config: DictConfig) -> Composed:
+    """Follows every reference; one that leads nowhere is a problem of its own key."""
+    composed = Composed({})
+    _resolve_into(config, "", composed)
+    return composed
+
+
+def _resolve_into(config: DictConfig, prefix: str, composed: Composed) -> None:
+    if not config and prefix:
+        put(composed.plain, prefix.rstrip("."), {})
+    for key in map(str, config):
+        dotted = f"{prefix}{key}"
+        try:
+            value = "???" if OmegaConf.is_missing(config, key) else config[key]
+        except OmegaConfBaseException as error:
+            composed.problems[dotted] = _reference_problem(dotted, str(error))
+            value = None
+        if isinstance(value, DictConfig):
+            _resolve_into(value, f"{dotted}.", composed)
+        else:
+            put(
+                composed.plain,
+                dotted,
+                OmegaConf.to_container(value, resolve=True) if OmegaConf.is_list(value) else value,
+            )
+
+
+def _reference_problem(key: str, error: str) -> str:
+    variable = re.search(r"Environment variable '(\w+)' not found", error)
+    if variable:
+        return f"{key}: needs the environment variable {variable[1]}, which is not set"
+    return f"{key}: its reference leads nowhere: {error.splitlines()[0]}"
+
+
+def check_schema(plain: Plain, skip: set[str] | None = None) -> dict[str, str]:
+    """Gives every leaf its declared type in place. Returns the problems by key."""
+    problems: dict[str, str] = {}
+    for key, value in list(flatten(plain)):
+        if key in (skip or ()):
+            continue
+        problem = _check_leaf(plain, key, value)
+        if problem:
+            problems[key] = problem
+    return problems
+
+
+def _check_leaf(plain: Plain, key: str, value: Any) -> str | None:
+    line = find_key(key)
+    if line is None:
+        return f"{key}={value}: unknown key; a new key needs its line in src/lmforge/config/schema.py"
+    if value == "???":
+        return f"{key} must be given: {allowed(line)}"
+    try:
+        put(plain, key, coerce(line, value))
+    except (ValueError, OverflowError):
+        shown = "null" if value is None else value
+        hint = did_you_mean(nearest_key(str(value), line.words)) if line.words and isinstance(value, str) else ""
+        return f"{key}={shown}: not allowed{hint}; allowed: {allowed(line)}"
+    return None

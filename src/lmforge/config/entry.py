@@ -1,0 +1,219 @@
+"""The way in for every front door: words -> checked config -> run folder -> job -> exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from lmforge.config import helptext, sweep
+from lmforge.config.compose import Composer, config_folder, to_config
+from lmforge.config.errors import Exit, ExitError, Requeue, Terminated, UsageError, exit_code_of
+from lmforge.config.launch import RUN_VARIABLE, Launch, read_launch
+from lmforge.config.parse import Command, Tree, Word, read_command, read_words
+from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
+from lmforge.config.runs import RunFolder, dump_yaml, write_aside
+
+CONFIG_VARIABLE = "LMFORGE_CONFIG"
+Job = Callable[[DictConfig, RunFolder], Mapping[str, Any] | None]
+
+
+def run_front_door(name: str, job: Job, argv: list[str] | None = None) -> None:
+    """Runs a front door and ends the process with its exit code (errors.Exit).
+
+    `name` is the config's (configs/<name>.yaml). `job` gets the resolved config, in which every text is literal and
+    unknown keys raise, and the run folder: for train locked, and new or to be continued; else the one to read.
+    """
+    sys.exit(int(FrontDoor(name, job, sys.argv if argv is None else argv).run()))
+
+
+class FrontDoor:
+    """One start of one front door."""
+
+    def __init__(self, name: str, job: Job, argv: list[str]) -> None:
+        self.name, self.job, self.argv = name, job, argv
+        self.launch = Launch()
+        self.run_folder: RunFolder | None = None
+
+    def run(self) -> int:
+        try:
+            self.launch, warning = read_launch()
+            if warning:
+                print(warning, file=sys.stderr)
+            return self._start()
+        except KeyboardInterrupt:
+            return 130
+        except Exception as error:
+            return self._report(error)
+
+    def _start(self) -> int:
+        folder = os.environ.get(RUN_VARIABLE)
+        if folder and not self.launch.external:
+            return self._start_frozen(RunFolder(folder))
+        command = read_command(self.argv[1:])
+        tree = Tree(config_folder(self.name, Path(self.argv[0])))
+        composer = Composer(self.name, tree)
+        if command.completion or command.info:
+            return helptext.hand_to_hydra(self.name, tree, command, self.argv)
+        if command.help:
+            print(helptext.help_text(self.name, composer))
+            return Exit.DONE
+        problems = list(command.problems)
+        words = read_words(command.words, tree, command.multirun, problems)
+        broken = [key for key in tree.groups if any(problem.startswith(f"{key}=") for problem in problems)]
+        if command.cfg:
+            return self._print_config(composer, command, words, broken, problems)
+        if command.multirun:
+            return self._sweep(composer, words, broken, problems)
+        return self._start_typed(composer, command, words, broken, problems)
+
+    def _start_frozen(self, run: RunFolder) -> int:
+        """A child rank, or a sweep's job: the config is the folder's, nothing is composed again."""
+        if self.launch.kind != "child" and len(self.argv) > 1:
+            raise UsageError(
+                f"{RUN_VARIABLE}={run.path} is set, so typed words have no effect; unset it to start a new run"
+            )
+        if not run.config_file.is_file():
+            raise UsageError(f"{RUN_VARIABLE}={run.path}: holds no config.yaml")
+        own = os.environ.get(CONFIG_VARIABLE)
+        plain = yaml.safe_load(Path(own).read_text(encoding="utf-8")) if own else run.load_plain()
+        if self.launch.kind == "none":
+            run.lock()
+        return self._run_job(to_config(plain), run)
+
+    def _start_typed(
+        self, composer: Composer, command: Command, words: list[Word], broken: list[str], problems: list[str]
+    ) -> int:
+        if self.name == "train":
+            plan = plan_train(composer, words, broken, self.launch, problems)
+        else:
+            train = Composer("train", composer.tree)
+            plan = plan_from_run(composer, train, words, broken, self.launch, problems)
+        if self.launch.external:
+            plan = self._share(plan, command)
+        else:
+            self._settle_run(plan, command)
+        if plan.run is None or plan.done:
+            self._say(plan.done or "nothing to do")
+            return Exit.DONE
+        return self._run_job(to_config(plan.plain), plan.run)
+
+    def _settle_run(self, plan: Plan, command: Command) -> None:
+        """Finds or makes the run folder on the one process that may."""
+        if self.name == "train":
+            continue_run(plan)
+            if not plan.done:
+                plan.run = open_run(plan, command.words, self.argv)
+                plan.notes.append(f"run folder {plan.run.path}")
+        for note in plan.notes:
+            self._say(note)
+
+    def _share(self, plan: Plan, command: Command) -> Plan:
+        """Rank 0 settles the run for all ranks of an outer launcher, and its problems end them all."""
+        from lmforge.parallel.control import share_object
+
+        if self.launch.rank != 0:
+            return _received(share_object(None))
+        try:
+            self._settle_run(plan, command)
+        except UsageError as error:
+            share_object({"problems": error.problems})
+            raise
+        folder = str(plan.run.path) if plan.run else None
+        share_object({"problems": [], "plain": plan.plain, "folder": folder, "done": plan.done})
+        return plan
+
+    def _run_job(self, config: DictConfig, run: RunFolder) -> int:
+        self.run_folder = run
+        try:
+            with _announced(self.name, config, run):
+                self.job(config, run)
+        finally:
+            run.unlock()
+        return Exit.DONE
+
+    def _print_config(
+        self, composer: Composer, command: Command, words: list[Word], broken: list[str], problems: list[str]
+    ) -> int:
+        """References stay as they stand, unless --resolve asks for values or a stored run gives them."""
+        train = self.name == "train"
+        composed, run = compose_train(composer, words, broken) if train else (composer.compose(words, broken), None)
+        problems += [problem for problem in composed.problems.values() if " must be given: " not in problem]
+        if problems:
+            raise UsageError(problems)
+        if train:
+            settle(composed.plain, composer.tree, self.launch, ())
+        resolved = command.resolve or run is not None
+        print(dump_yaml(composed.plain) if resolved else OmegaConf.to_yaml(composer.raw(words)), end="")
+        return Exit.DONE
+
+    def _sweep(self, composer: Composer, words: list[Word], broken: list[str], problems: list[str]) -> int:
+        if self.name != "train":
+            raise UsageError([*problems, "-m: only train.py runs sweeps"])
+        if self.launch.kind != "none":
+            raise UsageError([*problems, f"-m: a sweep starts its jobs itself; run it without {self.launch.kind}"])
+        return sweep.run(composer, words, broken, problems, self.argv)
+
+    def _say(self, line: str) -> None:
+        if self.launch.rank == 0:
+            print(line, flush=True)
+
+    def _report(self, error: Exception) -> int:
+        """Prints what went wrong (wrong input on rank 0 only) and returns the code for whoever started this process."""
+        code = exit_code_of(error)
+        if isinstance(error, UsageError):
+            if self.launch.rank == 0:
+                print(helptext.problems_text(self.name, error.problems), file=sys.stderr)
+        elif isinstance(error, ExitError):
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+        stopped = isinstance(error, (Requeue, Terminated))
+        return self._code_of_rank(code) if stopped else code
+
+    def _code_of_rank(self, code: Exit) -> Exit:
+        """A stop that was saved is no failure of a rank: only the process that faces the launcher returns its code.
+        Under torchrun, which would restart the ranks, that is a wrapper, which reads the code from the run folder."""
+        if self.launch.kind == "torchrun" and self.launch.rank == 0 and self.run_folder is not None:
+            write_aside(self.run_folder.path / "exit_code", f"{int(code)}\n")
+        return Exit.DONE if self.launch.kind in ("child", "torchrun") else code
+
+
+def _received(shared: Mapping[str, Any]) -> Plan:
+    if shared["problems"]:
+        raise UsageError(shared["problems"])
+    return Plan(shared["plain"], RunFolder(shared["folder"]) if shared["folder"] else None, done=shared["done"])
+
+
+@contextmanager
+def _announced(name: str, config: DictConfig, run: RunFolder) -> Iterator[None]:
+    """While the job runs, processes that it starts find its run folder (and config, where that is not the folder's)
+    in the environment."""
+    if os.environ.get(RUN_VARIABLE):
+        yield
+        return
+    os.environ[RUN_VARIABLE] = str(run.path.resolve())
+    own: str | None = None
+    try:
+        if name != "train":
+            own = os.environ[CONFIG_VARIABLE] = _temporary(dump_yaml(OmegaConf.to_container(config, resolve=True)))
+        yield
+    finally:
+        os.environ.pop(RUN_VARIABLE, None)
+        if own:
+            os.environ.pop(CONFIG_VARIABLE, None)
+            Path(own).unlink(missing_ok=True)
+
+
+def _temporary(text: str) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False, encoding="utf-8") as file:
+        file.write(text)
+    return file.name

@@ -1,0 +1,89 @@
+"""What the front doors say: help, problems, and the parts of it that Hydra says itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from lmforge.config.compose import Composer
+from lmforge.config.errors import Exit
+from lmforge.config.parse import Command, Tree
+
+COMMANDS = {"train": "python train.py", "evaluate": "python evaluate.py", "generate": "lmforge generate"}
+ABOUT = {
+    "train": "Trains a language model. With nothing typed: a small GPT on the standard library's sources, offline.",
+    "evaluate": "Scores a trained run: loss, perplexity, bits per byte, next-token accuracy.",
+    "generate": "Continues a text with a trained run.",
+}
+WORDS = {
+    "train": """\
+  name=nano  seed=1                      name of the run's folder; start of every random stream
+  trainer.max_steps=400                  length in optimizer updates (or trainer.max_epochs=2)
+  trainer.devices=2                      processes or GPUs (a list picks some: 0,1)
+  batch.tokens=8192                      tokens in one update, over all devices
+  optimizer.lr=1e-3                      peak learning rate
+  callbacks.checkpoint.every_n_steps=50  how often to save
+  resume=auto | resume=FOLDER            continue a run exactly
+  weights=FOLDER                         start a new run from a run's weights
+  strategy=fsdp precision=bf16-mixed     how to spread the work, and in which numbers
+  -m optimizer.lr=1e-3,3e-4              a run for each value""",
+    "evaluate": """\
+  run=latest | run=FOLDER      the run to score
+  ckpt=best | last | PATH      which of its checkpoints
+  split=val | test             on what
+  data=text data.path=FILE     or on other text""",
+    "generate": """\
+  run=latest | run=FOLDER      the run to speak with
+  prompt=def f(a, b):          the text to continue, typed plainly (quoted for the shell)
+  temperature=0 top_k=50       how to draw; also top_p, seed, stop
+  max_new_tokens=128           how much""",
+}
+
+
+def help_text(name: str, composer: Composer) -> str:
+    """Usage, groups with their choices, and the common words. Reads file names only."""
+    groups = composer.groups()
+    width = max(map(len, groups))
+    listed = "\n".join(f"  {group:<{width}} = {' | '.join(composer.tree.groups[group])}" for group in groups)
+    return f"""\
+{ABOUT[name]}
+
+Usage: {COMMANDS[name]} [key=value ...]
+
+Common words
+{WORDS[name]}
+
+Groups (each is a folder of configs/, with every key explained in its file)
+{listed}
+
+Flags
+  --cfg job [--resolve]   print the config and stop
+  --info defaults-tree    print how it was put together
+  -m                      run a sweep: several values for a word, separated by commas
+  -sc install=bash        tab completion: eval "$({COMMANDS[name]} -sc install=bash)"
+  --help                  this text"""
+
+
+def problems_text(name: str, problems: Sequence[str]) -> str:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    listed = "\n".join(f"  {problem}" for problem in problems)
+    return f"{COMMANDS.get(name, name)}: {count}\n{listed}\n({COMMANDS.get(name, name)} --help lists groups and words)"
+
+
+def hand_to_hydra(name: str, tree: Tree, command: Command, argv: list[str]) -> int:
+    """Tab completion and --info are Hydra's own; no job runs, and nothing is written."""
+    import hydra
+
+    if command.info:
+        groups = [word for word in command.words if word.partition("=")[0] in tree.groups]
+        argv = [argv[0], "--info", command.info, *groups]
+    before, sys.argv = sys.argv, argv
+    try:
+        hydra.main(version_base="1.3", config_path=str(tree.folder), config_name=name)(_no_job)()
+    finally:
+        sys.argv = before
+    return Exit.DONE
+
+
+def _no_job(config: object) -> None:
+    """Hydra wants a function to decorate; with --info and completion it is never called."""

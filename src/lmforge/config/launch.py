@@ -1,0 +1,108 @@
+"""Who started this process, read from the environment before torch is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lmforge.config.errors import UsageError
+
+RUN_VARIABLE = "LMFORGE_RUN"
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+INTERACTIVE = ("bash", "sh", "zsh", "interactive")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`none`: started by hand, or as a sweep's job. `child`: relaunched by Lightning on the same machine.
+    `torchrun` and `slurm`: one of several processes that an outer launcher started; ranks come from it."""
+
+    kind: Literal["none", "child", "torchrun", "slurm"] = "none"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    num_nodes: int = 1
+
+    @property
+    def external(self) -> bool:
+        """Devices and nodes are the launcher's, not the config's."""
+        return self.kind in ("torchrun", "slurm")
+
+
+def read_launch(environ: MutableMapping[str, str] | None = None) -> tuple[Launch, str | None]:
+    """The launch, and a warning when leftover rank variables of another launcher had to be removed from `environ`."""
+    environ = os.environ if environ is None else environ
+    if environ.get("TORCHELASTIC_RUN_ID") and environ.get("RANK") and environ.get("WORLD_SIZE"):
+        return _torchrun(environ), None
+    if environ.get(RUN_VARIABLE) and environ.get("LOCAL_RANK"):
+        local = _number(environ, "LOCAL_RANK")
+        world = _number(environ, "WORLD_SIZE", local + 1)
+        return Launch("child", _number(environ, "RANK", local), world, local, world), None
+    warning = _remove_strays(environ)
+    return (_slurm(environ) if _is_slurm_task(environ) else Launch()), warning
+
+
+def _torchrun(environ: Mapping[str, str]) -> Launch:
+    world = _number(environ, "WORLD_SIZE")
+    local_world = _number(environ, "LOCAL_WORLD_SIZE", world)
+    return _checked(
+        Launch(
+            "torchrun",
+            _number(environ, "RANK"),
+            world,
+            _number(environ, "LOCAL_RANK", 0),
+            local_world,
+            max(1, world // max(1, local_world)),
+        )
+    )
+
+
+def _is_slurm_task(environ: Mapping[str, str]) -> bool:
+    """True inside one of several `srun` tasks; an allocation's shell or a batch script is a single process."""
+    if environ.get("SLURM_JOB_NAME") in INTERACTIVE:
+        return False
+    if not environ.get("SLURM_PROCID") or not environ.get("SLURM_STEP_ID"):
+        return False
+    return _slurm_tasks(environ) > 1
+
+
+def _slurm_tasks(environ: Mapping[str, str]) -> int:
+    return _number(environ, "SLURM_STEP_NUM_TASKS", _number(environ, "SLURM_NTASKS", 1))
+
+
+def _slurm(environ: Mapping[str, str]) -> Launch:
+    world = _slurm_tasks(environ)
+    nodes = _number(environ, "SLURM_STEP_NUM_NODES", _number(environ, "SLURM_NNODES", 1))
+    rank, local = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_LOCALID", 0)
+    return _checked(Launch("slurm", rank, world, local, max(1, world // max(1, nodes)), nodes))
+
+
+def _checked(launch: Launch) -> Launch:
+    if not 0 <= launch.rank < launch.world_size:
+        raise UsageError(f"{launch.kind} gave rank {launch.rank} of a world of {launch.world_size} processes")
+    if launch.local_world_size * launch.num_nodes != launch.world_size:
+        raise UsageError(
+            f"{launch.kind} gave {launch.world_size} processes on {launch.num_nodes} nodes; "
+            "each node must hold the same number"
+        )
+    return launch
+
+
+def _remove_strays(environ: MutableMapping[str, str]) -> str | None:
+    found = [f"{name}={environ.pop(name)}" for name in RANK_VARIABLES if name in environ]
+    if not found:
+        return None
+    return f"ignored {' '.join(found)}: rank variables in the environment, but neither torchrun nor srun started this"
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name}={text}: the launcher's variable must hold a whole number") from None

@@ -1,0 +1,224 @@
+"""From typed words to a checked config and its run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmforge.config import machine
+from lmforge.config.batch import world
+from lmforge.config.checks import NEEDED_BY, preflight
+from lmforge.config.compose import Composed, Composer, Plain, flatten
+from lmforge.config.errors import UsageError
+from lmforge.config.launch import Launch
+from lmforge.config.nearest import did_you_mean, nearest
+from lmforge.config.parse import Tree, Word
+from lmforge.config.runs import RunFolder, find_auto, find_run
+from lmforge.config.schema import find_key
+from lmforge.config.targets import check_targets
+
+FROM_STORED = ("data", "model", "task")  # what evaluate.py takes from the run, and lets be typed on top
+
+
+@dataclass
+class Plan:
+    """A checked config. `run` is the folder to continue or read, None for a new one; `changed` = stored values that
+    typed words replaced; `done` = the word to end with when nothing is left to do."""
+
+    plain: Plain
+    run: RunFolder | None = None
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    done: str | None = None
+
+
+def compose_train(
+    composer: Composer, words: Sequence[Word], broken: Sequence[str]
+) -> tuple[Composed, RunFolder | None]:
+    """The config of a new run, or with resume=FOLDER the stored one with the typed words on top."""
+    resume = typed(words, "resume")
+    if resume in (None, "auto"):
+        return composer.compose(words, broken), None
+    paths = composer.compose([word for word in words if word.key.startswith("paths.")]).plain["paths"]
+    run = find_run(str(resume), Path(paths["runs"]), "resume")
+    rest = [word for word in words if word.key not in ("resume", "weights")]
+    composed = composer.overlay(run.load_plain(), rest, broken)
+    composed.plain["resume"] = str(resume)
+    if typed(words, "weights") is not None:
+        composed.problems["weights"] = (
+            f"resume={resume} weights={typed(words, 'weights')}: "
+            "resume continues a run, weights starts a new one; give one"
+        )
+    return composed, run
+
+
+def plan_train(
+    composer: Composer, words: Sequence[Word], broken: Sequence[str], launch: Launch, earlier: Sequence[str] = ()
+) -> Plan:
+    """Checks everything and finds the run to continue. Raises UsageError with all problems, `earlier` ones first."""
+    composed, run = compose_train(composer, words, broken)
+    plan = Plan(composed.plain, run)
+    problems = [*earlier, *composed.problems.values()]
+    settle(plan.plain, composer.tree, launch, composed.problems)
+    if run is not None:
+        stored = run.load_plain()
+        plan.changed, refused = compare(stored, plan.plain)
+        problems += refused
+    problems += check_targets(plan.plain)
+    found, plan.notes = preflight(plan.plain, composed.problems, machine_too=launch.rank == 0)
+    problems += found
+    if problems:
+        raise UsageError(list(dict.fromkeys(problems)))
+    return plan
+
+
+def continue_run(plan: Plan) -> None:
+    """Finds the run of resume=auto, and says so when the run to continue has nothing left to do. Rank 0 only."""
+    if plan.plain["resume"] == "auto":
+        plan.run, finished = find_auto(plan.plain)
+        if plan.run is None and finished is not None:
+            plan.done = f"{finished.path} is finished"
+        elif plan.run is not None:
+            plan.changed, _ = compare(plan.run.load_plain(), plan.plain)
+        else:
+            plan.notes.append("resume=auto: no unfinished run like this one; starting a new run")
+    elif plan.run is not None and plan.run.finished(plan.plain):
+        plan.done = f"{plan.run.path} is finished; a larger trainer.max_steps or trainer.max_epochs goes on"
+    plan.plain["resume"] = str(plan.run.path) if plan.run else None
+    if plan.run:
+        plan.notes.append(f"continuing {plan.run.path}")
+    plan.notes += [f"{key} {show(old)} -> {show(new)}" for key, (old, new) in plan.changed.items()]
+
+
+def open_run(plan: Plan, words: Sequence[str], argv: Sequence[str], lock: bool = True) -> RunFolder:
+    """Makes the new run folder, or claims the one to continue and records this start in it."""
+    if plan.run is None:
+        run = RunFolder.create(plan.plain, words, argv)
+        if lock:
+            run.lock()
+        return run
+    if lock:
+        plan.run.lock()
+    plan.run.write_start(words, argv, plan.changed)
+    plan.run.write_config(plan.plain)
+    return plan.run
+
+
+def plan_from_run(
+    composer: Composer,
+    train: Composer,
+    words: Sequence[Word],
+    broken: Sequence[str],
+    launch: Launch,
+    earlier: Sequence[str],
+) -> Plan:
+    """For evaluate and generate: the stored config of `run` with this front door's own keys on top (strategy, precision,
+    trainer and paths among them), and typed data words. Model words may only repeat what is stored."""
+    stored_words = [word for word in words if composer.name == "evaluate" and word.key.split(".")[0] in FROM_STORED]
+    own = composer.compose([word for word in words if word not in stored_words], broken)
+    problems = [*earlier, *own.problems.values()]
+    if "run" in own.problems or "paths.runs" in own.problems:
+        raise UsageError(problems)
+    run = find_run(own.plain["run"], Path(own.plain["paths"]["runs"]))
+    stored = run.load_plain()
+    composed = train.overlay(stored, stored_words, broken)
+    problems += [*composed.problems.values(), *_model_changes(stored, composed.plain)]
+    plain = _merge_own(composed.plain, own.plain)
+    plain["run"] = str(run.path)
+    if "ckpt" not in own.problems:
+        problems += _settle_checkpoint(run, plain)
+    settle(plain, composer.tree, launch, own.problems)
+    _settle_batch(plain, {*composed.problems, *own.problems})
+    problems += check_targets(plain)
+    found, notes = preflight(plain, {*composed.problems, *own.problems}, launch.rank == 0, NEEDED_BY[composer.name])
+    if problems or found:
+        raise UsageError(list(dict.fromkeys([*problems, *found])))
+    return Plan(plain, run, notes=notes)
+
+
+def _model_changes(stored: Plain, new: Plain) -> list[str]:
+    changed, _ = compare(stored, new, only=("model",))
+    if not changed:
+        return []
+    listed = ", ".join(f"{key}={show(value)} (the run has {show(old)})" for key, (old, value) in changed.items())
+    return [f"{listed}: the run's weights fit only its own model; leave these words out"]
+
+
+def _settle_checkpoint(run: RunFolder, settings: Plain) -> list[str]:
+    """Turns a checkpoint's bare name into its path in the run folder; best and last are left to be looked up."""
+    word = settings["ckpt"]
+    names = sorted(item.name for item in run.checkpoints.glob("[!.]*"))
+    if not names and word in ("best", "last"):
+        return [f"ckpt={word}: {run.checkpoints} holds no checkpoint yet"]
+    if word in ("best", "last") or Path(word).exists():
+        return []
+    if word in names:
+        settings["ckpt"] = str(run.checkpoints / word)
+        return []
+    hint = did_you_mean(nearest(Path(word).name, ["best", "last", *names]))
+    return [
+        f"ckpt={word}: no such checkpoint{hint}; allowed: best, last, a path, or one of {', '.join(names) or 'none'}"
+    ]
+
+
+def _merge_own(stored: Plain, own: Plain) -> Plain:
+    """The trainer's keys one by one, all else of this front door as a whole."""
+    trainer = own.get("trainer") or {"accelerator": own["accelerator"], "devices": 1, "num_nodes": 1}
+    strategy = own.get("strategy") or {"kind": "single"}
+    return {**stored, **own, "trainer": {**stored["trainer"], **trainer}, "strategy": strategy}
+
+
+def _settle_batch(plain: Plain, broken: set[str]) -> None:
+    """An evaluation's batch is what it was told, whatever the training's was."""
+    if "batch_sequences" in plain and not broken & {"batch_sequences", "trainer.devices", "trainer.num_nodes"}:
+        devices, nodes = world(plain)
+        each = plain["batch_sequences"]
+        plain["batch"] = {"tokens": None, "sequences": each * devices * nodes, "micro_sequences": each}
+
+
+def settle(plain: Plain, tree: Tree, launch: Launch, broken: Iterable[str]) -> None:
+    """Decides in place what the machine decides: precision=auto, and devices and nodes of an outer launcher."""
+    if launch.external:
+        plain["trainer"]["devices"] = launch.local_world_size
+        plain["trainer"]["num_nodes"] = launch.num_nodes
+    if not {"precision.word", "trainer.accelerator"} & set(broken):
+        word = machine.resolve_precision(plain["precision"]["word"], plain["trainer"]["accelerator"])
+        if word != plain["precision"]["word"]:
+            file = tree.folder / "precision" / f"{word}.yaml"
+            plain["precision"] = yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def compare(stored: Plain, new: Plain, only: Sequence[str] = ()) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
+    """(changed keys with the old and the new value, problems of those that may not change on resume)."""
+    before, after = dict(flatten(stored)), dict(flatten(new))
+    changed: dict[str, tuple[Any, Any]] = {}
+    for key in [*before, *(key for key in after if key not in before)]:
+        if only and key.split(".")[0] not in only:
+            continue
+        if key != "resume" and before.get(key) != after.get(key):
+            changed[key] = (before.get(key), after.get(key))
+    return changed, [_refusal(key, old, new) for key, (old, new) in changed.items() if _is_fixed(key)]
+
+
+def _is_fixed(key: str) -> bool:
+    line = find_key(key)
+    return line is None or line.resume == "refused"
+
+
+def _refusal(key: str, old: Any, new: Any) -> str:
+    return (
+        f"{key}={show(new)}: the stored run has {show(old)}, and this cannot change on resume; start a new run for it"
+    )
+
+
+def typed(words: Sequence[Word], key: str) -> Any:
+    """The value typed last for a key, None when it was not typed."""
+    return next((word.value for word in reversed(words) if word.key == key), None)
+
+
+def show(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

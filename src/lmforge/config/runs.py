@@ -1,0 +1,253 @@
+"""Run folders: `<paths.runs>/<name>/<id>/` with the config, its history, where it came from, and a lock."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig
+
+from lmforge.config.compose import Plain, check_schema, flatten, to_config
+from lmforge.config.errors import UsageError
+from lmforge.config.nearest import did_you_mean, nearest
+from lmforge.config.provenance import provenance
+from lmforge.config.schema import find_key
+from lmforge.config.targets import check_targets
+
+# The parts every stored config has.
+PARTS = ("name", "seed", "batch", "paths", "data", "model", "task", "optimizer", "schedule", "strategy", "precision",
+         "compile", "trainer", "callbacks", "logger")  # fmt: skip
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """No aliases: a few lines of them can stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed in a stored config")
+        return super().compose_node(parent, index)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def dump_yaml(value: Any) -> str:
+    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=10**6)
+
+
+class RunFolder:
+    """One run's folder. Only rank 0 creates, locks and writes; every rank may read."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @classmethod
+    def create(cls, plain: Plain, words: Sequence[str] = (), argv: Sequence[str] = ()) -> RunFolder:
+        """Makes a new folder that no other process can have, and writes all but the results. Not locked yet."""
+        run = cls(_new_folder(Path(plain["paths"]["runs"]) / plain["name"]))
+        run.checkpoints.mkdir()
+        run.write_provenance()
+        run.write_start(words, argv, {})
+        run.write_config(plain)
+        return run
+
+    def write_config(self, plain: Plain) -> None:
+        write_aside(self.config_file, dump_yaml(plain))
+
+    def write_start(self, words: Sequence[str], argv: Sequence[str], changed: Mapping[str, Sequence[Any]]) -> None:
+        """Appends this start to overrides.yaml: when, the whole command, its words, and stored values it changed."""
+        file = self.path / "overrides.yaml"
+        starts = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else []
+        start: Plain = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": shlex.join(argv)}
+        start["overrides"] = list(words)
+        if changed:
+            start["changed"] = {key: {"from": old, "to": new} for key, (old, new) in changed.items()}
+        write_aside(file, dump_yaml([*(starts or []), start]))
+
+    def write_provenance(self) -> None:
+        facts, diff = provenance()
+        if diff:
+            write_aside(self.path / "changes.diff", diff)
+        write_aside(self.path / "provenance.json", json.dumps(facts, indent=2))
+
+    def load_plain(self) -> Plain:
+        """The stored config, checked like a stranger's: known keys of the right type and allowed targets only."""
+        try:
+            plain = yaml.load(self.config_file.read_text(encoding="utf-8"), Loader=_PlainLoader)
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(f"{self.config_file}: not readable as YAML: {str(error).splitlines()[0]}") from error
+        if not isinstance(plain, dict):
+            raise UsageError(f"{self.config_file}: holds no config")
+        problems = [f"lacks its part {part}" for part in PARTS if part not in plain]
+        problems += [*check_targets(plain), *check_schema(plain).values()]
+        if problems:
+            raise UsageError([f"{self.config_file}: {problem}" for problem in problems])
+        return plain
+
+    def load(self) -> DictConfig:
+        return to_config(self.load_plain())
+
+    def summary(self) -> dict[str, Any]:
+        """The closing summary, empty while there is none."""
+        return json.loads(self.summary_file.read_text(encoding="utf-8")) if self.summary_file.is_file() else {}
+
+    def finished(self, plain: Plain) -> bool:
+        """True when the run has ended and `plain` asks for no more: its steps or epochs reach one of the limits, or
+        something other than a limit (early stopping) ended it."""
+        summary = self.summary()
+        if not summary:
+            return False
+        if summary.get("reason", "max_steps") not in ("max_steps", "max_epochs"):
+            return True
+        steps, epochs = plain["trainer"]["max_steps"], plain["trainer"]["max_epochs"]
+        by_steps = steps is not None and summary["steps"] >= steps
+        by_epochs = epochs is not None and summary.get("epochs", 0) >= epochs
+        return by_steps or by_epochs
+
+    def lock(self) -> None:
+        """Claims the folder until this process ends, however it ends. Raises when another process holds it."""
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise UsageError(
+                f"{self.path}: another process (pid {holder}) is writing this run; wait for it or start a new run"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor
+        # A forked data worker that outlives this process must not keep the lock alive.
+        os.register_at_fork(after_in_child=self._forget_lock)
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _forget_lock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def write_aside(file: Path, text: str) -> None:
+    """Writes beside the file, then renames: readers see the old text or the new, never half."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    with aside.open("w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    aside.rename(file)
+
+
+def _new_folder(parent: Path) -> Path:
+    """`<parent>/<UTC time>-<random>`, made by this call alone."""
+    while True:
+        folder = parent / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+
+
+def all_runs(runs: Path) -> list[RunFolder]:
+    """Every run below the runs folder, the one started or resumed last first."""
+    found = [file.parent for file in runs.glob("*/*/config.yaml")]
+    return [RunFolder(path) for path in sorted(found, key=_last_start, reverse=True)]
+
+
+def _last_start(path: Path) -> tuple[int, str]:
+    starts = path / "overrides.yaml"
+    return (starts if starts.is_file() else path / "config.yaml").stat().st_mtime_ns, path.name
+
+
+def find_run(word: str, runs: Path, key: str = "run") -> RunFolder:
+    """The run that `latest`, a folder, or `<name>/<id>` below the runs folder stands for."""
+    if word == "latest":
+        found = all_runs(runs)
+        if not found:
+            raise UsageError(f"{key}=latest: no run below {runs}; train one first, or set paths.runs")
+        return found[0]
+    for path in (Path(word), runs / word):
+        if (path / "config.yaml").is_file():
+            return RunFolder(path)
+    if Path(word).exists():
+        raise UsageError(f"{key}={word}: not a run folder (it holds no config.yaml)")
+    known = [str(run.path) for run in all_runs(runs)]
+    near = nearest(word, known)
+    listed = f"; newest: {', '.join(known[:3])}" if known else f"; there are no runs below {runs}"
+    raise UsageError(f"{key}={word}: no such run folder{did_you_mean(near)}{listed}")
+
+
+def fingerprint(plain: Plain) -> str:
+    """Hash of all that makes a run what it is: the resolved config without the keys that may change on resume."""
+    fixed = {key: value for key, value in flatten(plain) if _makes_the_run(key)}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _makes_the_run(key: str) -> bool:
+    line = find_key(key)
+    return line is None or line.resume != "free"
+
+
+def runs_like(plain: Plain) -> Iterator[RunFolder]:
+    """Runs of this config's name and fingerprint, newest first; unreadable ones are passed over."""
+    wanted = fingerprint(plain)
+    for run in all_runs(Path(plain["paths"]["runs"])):
+        if run.name != plain["name"]:
+            continue
+        try:
+            stored = run.load_plain()
+        except UsageError:
+            continue
+        if fingerprint(stored) == wanted:
+            yield run
+
+
+def find_auto(plain: Plain) -> tuple[RunFolder | None, RunFolder | None]:
+    """(the newest unfinished run like this config, the newest finished one)."""
+    unfinished = finished = None
+    for run in runs_like(plain):
+        if not run.finished(plain):
+            unfinished = run
+            break
+        finished = finished or run
+    return unfinished, finished

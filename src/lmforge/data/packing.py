@@ -1,0 +1,59 @@
+"""Packed rows: the documents of a split end to end, cut into rows of `context` tokens, with masks between them."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmforge.data.order import Integers
+from lmforge.data.shards import TokenShards
+
+IGNORED = -100  # a label that no loss counts (torch's own default)
+EMPTY = -1  # a row number that stands for a row without any target
+
+
+class PackedRows:
+    """Row `i` holds tokens `[i * context, (i + 1) * context)` and the one after as its last label.
+
+    So every token but each document's first is a target exactly once, whatever the row length. A label never crosses
+    into another document, `doc_ids` number the documents of a row, `positions` restart with each of them.
+    """
+
+    def __init__(self, shards: TokenShards, context: int, limit: int | None = None):
+        self.shards, self.context = shards, context
+        rows = max(0, -(-(shards.n_tokens - 1) // context))
+        self.rows = rows if limit is None else min(rows, limit)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def batch(self, rows: Integers) -> dict[str, Tensor]:
+        """Rows -> `input_ids`, `labels`, `doc_ids`, `positions`, each int64 `[len(rows), context]`.
+
+        A row number of `EMPTY`, and what lies beyond the last token, has ignored labels only.
+        """
+        start = np.maximum(rows, 0)[:, None] * self.context
+        place = start + np.arange(self.context + 1)
+        tokens = self.shards.gather(np.minimum(place, self.shards.n_tokens - 1))
+        doc_ids, positions = self._documents(start[:, 0])
+        target = (doc_ids[:, 1:] == doc_ids[:, :-1]) & (place[:, 1:] < self.shards.n_tokens) & (rows[:, None] >= 0)
+        arrays = {
+            "input_ids": tokens[:, :-1],
+            "labels": np.where(target, tokens[:, 1:], IGNORED),
+            "doc_ids": doc_ids[:, :-1],
+            "positions": positions[:, :-1],
+        }
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def _documents(self, start: Integers) -> tuple[Integers, Integers]:
+        """Document number within the row and position within the document, for `context + 1` places a row."""
+        offsets, width = self.shards.offsets, self.context + 1
+        first = np.searchsorted(offsets, start, side="right")
+        last = np.searchsorted(offsets, start + width, side="left")
+        row = np.repeat(np.arange(len(start)), last - first)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(last - first) - (last - first), last - first)
+        column = offsets[first[row] + within] - start[row]
+        begins = np.zeros((len(start), width), dtype=np.int64)
+        begins[row, column] = 1
+        place = np.arange(width)
+        began = np.maximum.accumulate(np.where(begins == 1, place, 0), axis=1)
+        return np.cumsum(begins, axis=1), place - began

@@ -1,0 +1,299 @@
+"""Token shards: a folder of plain little-endian token files with a manifest that says exactly what they hold.
+
+manifest.json            format, version, dtype, vocabulary, tokenizer, and per split the files with their sha256
+tokenizer.json           the tokenizer the ids belong to, when known
+train-00000.tokens       uint16 when every id fits (vocabulary <= 65536), else uint32; documents never straddle files
+train.offsets.npy        int64 [documents + 1]: where each document starts among all tokens of the split
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lmforge.config.errors import UsageError
+from lmforge.data.tokenizer import Tokenizer
+
+FORMAT, VERSION = "lmforge-tokens", 1
+MANIFEST, TOKENIZER, NAMES = "manifest.json", "tokenizer.json", "documents.json"
+MAX_SHARD_TOKENS = 1 << 28
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest of uint16 and uint32, little-endian, that holds every id below `vocab_size`."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+class _SplitWriter:
+    """Writes the documents of one split to files of at most `max_tokens` (a longer document has a file of its own)."""
+
+    def __init__(self, folder: Path, split: str, vocab_size: int, max_tokens: int) -> None:
+        self._folder, self._split, self._max = folder, split, max_tokens
+        self._vocab, self._dtype = vocab_size, token_dtype(vocab_size)
+        self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
+        self._shards: list[dict[str, Any]] = []
+        self._offsets = [0]
+
+    def add(self, document: np.ndarray) -> None:
+        if len(document) and not 0 <= int(document.min()) <= int(document.max()) < self._vocab:
+            raise ValueError(f"token ids {document.min()}..{document.max()} in a vocabulary of {self._vocab}")
+        if self._file is None or self._shards[-1]["tokens"] + len(document) > self._max:
+            self._next_file()
+        data = np.ascontiguousarray(document, dtype=self._dtype).tobytes()
+        assert self._file is not None
+        self._file.write(data)
+        self._digest.update(data)
+        self._shards[-1]["tokens"] += len(document)
+        self._offsets.append(self._offsets[-1] + len(document))
+
+    def _next_file(self) -> None:
+        self._end_file()
+        name = f"{self._split}-{len(self._shards):05d}.tokens"
+        self._file = (self._folder / name).open("xb")
+        self._shards.append({"file": name, "tokens": 0})
+
+    def _end_file(self) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        self._shards[-1]["sha256"] = self._digest.hexdigest()
+        self._file, self._digest = None, hashlib.sha256()
+
+    def finish(self) -> dict[str, Any]:
+        """Ends the split; what the manifest says about it."""
+        self._end_file()
+        offsets = np.array(self._offsets, dtype="<i8")
+        np.save(self._folder / f"{self._split}.offsets.npy", offsets)
+        return {"documents": len(offsets) - 1, "tokens": int(offsets[-1]), "shards": self._shards}
+
+
+def write_shards(
+    folder: Path,
+    splits: Mapping[str, Iterable[np.ndarray]],
+    vocab_size: int,
+    tokenizer: Tokenizer | None = None,
+    extra: Mapping[str, Any] | None = None,
+    split_extra: Mapping[str, Mapping[str, Any]] | None = None,
+    names: Mapping[str, Sequence[str]] | None = None,
+    max_shard_tokens: int = MAX_SHARD_TOKENS,
+) -> Path:
+    """Writes the documents (arrays of ids) of each split and returns `folder`.
+
+    All is written into `<folder>.partial` first, synced and renamed: `folder` is whole or absent, and an older one is
+    replaced. `extra` and `split_extra` go into the manifest as they are, for all and per split; `names` (of the
+    documents) go into documents.json. One writer a folder at a time is the caller's duty.
+    """
+    manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "dtype": token_dtype(vocab_size).name}
+    manifest |= {"vocab_size": vocab_size, "tokenizer": _describe(tokenizer), **(extra or {}), "splits": {}}
+    with _aside(folder) as aside:
+        for split, documents in splits.items():
+            writer = _SplitWriter(aside, split, vocab_size, max_shard_tokens)
+            for document in documents:
+                writer.add(document)
+            manifest["splits"][split] = writer.finish() | dict((split_extra or {}).get(split, {}))
+        if tokenizer is not None:
+            tokenizer.save(aside / TOKENIZER)
+        if names is not None:
+            _write_json(aside / NAMES, dict(names))
+        _write_json(aside / MANIFEST, manifest)
+    return folder
+
+
+@contextmanager
+def _aside(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder` that takes its place at the end, or is removed when writing fails."""
+    aside = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    for path in (*aside.iterdir(), aside):
+        _sync(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    _sync(folder.parent)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def _describe(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
+    if tokenizer is None:
+        return None
+    names = {"sha256": tokenizer.fingerprint, "normalizer": tokenizer.normalizer}
+    start = "eos" if tokenizer.bos is None else "bos"
+    return names | {"bos": tokenizer.bos, "eos": tokenizer.eos, "end_of_text": f"{start} text eos"}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest of a shard folder; UsageError when it is missing, unreadable or of another format or version."""
+    path = Path(folder) / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UsageError(f"{folder}: no {MANIFEST}, so this is no folder of token shards") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read ({error})") from error
+    found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else type(manifest).__name__
+    if found != (FORMAT, VERSION):
+        raise UsageError(f"{path}: expected format {(FORMAT, VERSION)}, found {found}")
+    return manifest
+
+
+class TokenShards:
+    """The tokens of one split, memory-mapped. Pickles as its folder and split, so workers map the files themselves.
+
+    `n_tokens`, `n_documents`, `size` (vocabulary), `offsets` (int64 [documents + 1]), `manifest`, `folder`, `split`.
+    """
+
+    def __init__(self, folder: Path, split: str, manifest: dict[str, Any]) -> None:
+        """Use `TokenShards.open`."""
+        self.folder, self.split, self.manifest = folder, split, manifest
+        part = manifest["splits"][split]
+        self.size: int = manifest["vocab_size"]
+        self.n_tokens: int = part["tokens"]
+        self.n_documents: int = part["documents"]
+        dtype = token_dtype(self.size)
+        self._files = [_map_tokens(folder, shard, dtype) for shard in part["shards"]]
+        self._starts = np.cumsum([0, *(len(tokens) for tokens in self._files)])
+        if self._starts[-1] != self.n_tokens:
+            raise UsageError(
+                f"{folder / MANIFEST}: {self.n_tokens} {split} tokens expected, files hold {self._starts[-1]}"
+            )
+        self._dtype = dtype
+        self.offsets = _load_offsets(folder / f"{split}.offsets.npy", self.n_documents, self.n_tokens)
+
+    @classmethod
+    def open(cls, folder: str | Path, split: str) -> TokenShards:
+        """Opens and checks one split: dtype, file sizes and offsets have to fit the manifest, else UsageError."""
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        try:
+            splits = manifest["splits"]
+            if split not in splits:
+                raise UsageError(f"{folder}: no split '{split}'; there are {', '.join(splits)}")
+            _check_dtype(folder, manifest)
+            _check_tokenizer(folder, manifest)
+            return cls(folder, split, manifest)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{folder / MANIFEST}: damaged, {type(error).__name__} {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenShards.open, (self.folder, self.split)
+
+    def document(self, number: int) -> np.ndarray:
+        """The tokens of one document, marks included; a view."""
+        return self.tokens(int(self.offsets[number]), int(self.offsets[number + 1]))
+
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start..stop in the dtype on disk: a view where they lie in one file, else a copy."""
+        if not 0 <= start <= stop <= self.n_tokens:
+            raise IndexError(f"tokens {start}..{stop} of {self.n_tokens}")
+        first = max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
+        pieces = []
+        for tokens, begin in zip(self._files[first:], self._starts[first:], strict=False):
+            if begin >= stop:
+                break
+            pieces.append(tokens[max(0, start - begin) : stop - begin])
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces) if pieces else np.empty(0, self._dtype)
+
+    def gather(self, index: np.ndarray) -> np.ndarray:
+        """The tokens at the given positions, any shape, as int64."""
+        index = np.asarray(index, dtype=np.int64)
+        if index.size and not 0 <= int(index.min()) <= int(index.max()) < self.n_tokens:
+            raise IndexError(f"positions {index.min()}..{index.max()} of {self.n_tokens} tokens")
+        if len(self._files) == 1:
+            return self._files[0][index].astype(np.int64)
+        found = np.empty(index.shape, dtype=np.int64)
+        owner = np.searchsorted(self._starts, index, side="right") - 1
+        for number in np.unique(owner):
+            here = owner == number
+            found[here] = self._files[number][index[here] - self._starts[number]]
+        return found
+
+    def check_vocabulary(self, rows: int) -> None:
+        """Raises UsageError when a model with `rows` embedding rows cannot take these ids."""
+        if rows < self.size:
+            raise UsageError(
+                f"model.vocab_size={rows} is too small for the tokens in {self.folder}: {self.size} > {rows}"
+            )
+
+    def verify(self) -> None:
+        """Reads every file and compares its sha256 with the manifest; UsageError names the first that differs."""
+        for shard in self.manifest["splits"][self.split]["shards"]:
+            path = _inside(self.folder, shard["file"])
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != shard["sha256"]:
+                raise UsageError(f"{path}: damaged, expected sha256 {shard['sha256']}, found {found}")
+
+
+def _check_dtype(folder: Path, manifest: dict[str, Any]) -> None:
+    size = manifest["vocab_size"]
+    expected = token_dtype(size).name
+    if manifest["dtype"] != expected:
+        raise UsageError(
+            f"{folder / MANIFEST}: dtype {expected} expected for vocabulary {size}, found {manifest['dtype']}"
+        )
+
+
+def _check_tokenizer(folder: Path, manifest: dict[str, Any]) -> None:
+    if manifest.get("tokenizer") is None:
+        return
+    path, expected = folder / TOKENIZER, manifest["tokenizer"]["sha256"]
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}, but the manifest names a tokenizer") from error
+    if found != expected:
+        raise UsageError(f"{path}: not the tokenizer of these tokens, expected sha256 {expected}, found {found}")
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if Path(name).name != name:  # a manifest may come from a stranger
+        raise UsageError(f"{folder / MANIFEST}: file name {name!r} leaves the folder")
+    return folder / name
+
+
+def _map_tokens(folder: Path, shard: dict[str, Any], dtype: np.dtype) -> np.ndarray:
+    path, expected = _inside(folder, shard["file"]), shard["tokens"] * dtype.itemsize
+    found = path.stat().st_size if path.is_file() else None
+    if found != expected:
+        what = "no such file" if found is None else f"found {found}"
+        raise UsageError(f"{path}: {expected} bytes expected ({shard['tokens']} {dtype.name} tokens), {what}")
+    return np.memmap(path, dtype=dtype, mode="r") if expected else np.empty(0, dtype)
+
+
+def _load_offsets(path: Path, documents: int, tokens: int) -> np.ndarray:
+    try:
+        offsets = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read ({error})") from error
+    if offsets.shape != (documents + 1,) or offsets.dtype != np.int64:
+        raise UsageError(f"{path}: int64 [{documents + 1}] expected, found {offsets.dtype} {list(offsets.shape)}")
+    if offsets[0] != 0 or offsets[-1] != tokens or np.any(np.diff(offsets) < 0):
+        raise UsageError(f"{path}: has to rise from 0 to {tokens}, found {offsets[0]} to {offsets[-1]}")
+    return offsets

@@ -1,0 +1,50 @@
+"""Causal attention with document masks, and the one place where its kernel is chosen."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def document_mask(doc_ids: Tensor) -> Tensor:
+    """`[batch, time]` document numbers -> additive mask `[batch, 1, time, time]`: 0 where a query may look, else -inf.
+
+    A position sees itself and earlier positions of its own document, never another document.
+    """
+    time = doc_ids.shape[1]
+    same = doc_ids[:, :, None] == doc_ids[:, None, :]
+    causal = torch.ones(time, time, dtype=torch.bool, device=doc_ids.device).tril()
+    return torch.zeros_like(same, dtype=torch.float32).masked_fill_(~(same & causal), float("-inf"))[:, None]
+
+
+def uses_matmul(device: str, dtype: torch.dtype, time: int) -> bool:
+    """Whether two batched matmuls beat the fused kernel; static, so that a rerun takes the same path.
+
+    The fused CPU kernel has no fast bf16 backward: forward and backward took 2 to 4 times as long as the matmuls
+    for 128 to 512 positions (AVX512-BF16 and AMX machines alike); in fp32 the fused kernel wins from 64 positions on.
+    """
+    return device == "cpu" and dtype == torch.bfloat16 and time <= 512
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Softmax attention on `[batch, heads, time, head_dim]`; `k`, `v` may have fewer heads (grouped queries).
+
+    `mask` is additive and broadcasts to `[batch, heads, queries, keys]`; with none, `causal` masks the future.
+    """
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    if uses_matmul(q.device.type, q.dtype, k.shape[2]):
+        return _matmul_attention(q, k, v, mask, causal)
+    if mask is not None:
+        mask = mask.to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
+
+
+def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    if mask is None:
+        shape = q.shape[-2], k.shape[-2]
+        hidden = torch.ones(shape, dtype=torch.bool, device=q.device).triu(1) if causal else None
+        mask = q.new_zeros(shape) if hidden is None else q.new_zeros(shape).masked_fill_(hidden, float("-inf"))
+    bias = mask.to(q.dtype).expand(*q.shape[:3], k.shape[2]).reshape(-1, q.shape[2], k.shape[2])
+    scores = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=q.shape[-1] ** -0.5)
+    return (torch.softmax(scores, dim=-1).to(v.dtype) @ v.flatten(0, 1)).view_as(q)

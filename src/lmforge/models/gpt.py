@@ -1,0 +1,213 @@
+"""A small modern decoder: one file covers the GPT-2, Llama and Qwen3 shapes by options.
+
+The default options are exactly those of Qwen3 (RMSNorm, QK-norm, rotary positions, grouped queries, SwiGLU), so a
+trained network can be exported to that architecture. Nothing here knows of Lightning, Hydra, precision or ranks.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmforge.models.attention import attend, document_mask
+
+
+@dataclass
+class Cache:
+    """Keys and values of the positions already seen, one `[batch, kv_heads, capacity, head_dim]` pair a layer."""
+
+    capacity: int
+    length: int = 0
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append new keys and values of one layer and return views on all so far."""
+        if layer not in self.layers:
+            shape = (k.shape[0], k.shape[1], self.capacity, k.shape[3])
+            self.layers[layer] = (k.new_empty(shape), v.new_empty(shape))
+        keys, values = self.layers[layer]
+        end = self.length + k.shape[2]
+        keys[:, :, self.length : end], values[:, :, self.length : end] = k, v
+        return keys[:, :, :end], values[:, :, :end]
+
+
+def rotary(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine `[batch, 1, time, head_dim]` of rotary positions (Su et al. 2021), halves rotated as in Llama."""
+    frequency = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    angle = positions[:, None, :, None].float() * frequency
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, layer: int, d_model: int, n_head: int, n_kv_head: int, head_dim: int, qk_norm: bool, bias: bool):
+        super().__init__()
+        self.layer, self.head_dim = layer, head_dim
+        self.q = nn.Linear(d_model, n_head * head_dim, bias=bias)
+        self.k = nn.Linear(d_model, n_kv_head * head_dim, bias=bias)
+        self.v = nn.Linear(d_model, n_kv_head * head_dim, bias=bias)
+        self.out = nn.Linear(n_head * head_dim, d_model, bias=bias)
+        self.q_norm = nn.RMSNorm(head_dim, eps=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(head_dim, eps=1e-6) if qk_norm else nn.Identity()
+
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        batch, time, _ = x.shape
+        q, k, v = (linear(x).view(batch, time, -1, self.head_dim) for linear in (self.q, self.k, self.v))
+        q, k, v = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2), v.transpose(1, 2)
+        if rope is not None:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        if cache is not None:
+            k, v = cache.extend(self.layer, k, v)
+        y = attend(q, k, v, mask, causal=time > 1)
+        return self.out(y.transpose(1, 2).reshape(batch, time, -1))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, d_model: int, d_ff: int, activation: str, bias: bool):
+        super().__init__()
+        self.activation = activation
+        self.gate = nn.Linear(d_model, d_ff, bias=bias) if activation == "swiglu" else None
+        self.up = nn.Linear(d_model, d_ff, bias=bias)
+        self.down = nn.Linear(d_ff, d_model, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+        hidden = self.up(x)
+        hidden = F.relu(hidden).square() if self.activation == "relu2" else F.gelu(hidden, approximate="tanh")
+        return self.down(hidden)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each with a residual; `post` norms the branch's output, `pre` its input."""
+
+    def __init__(
+        self, attention: Attention, ff: FeedForward, norms: tuple[nn.Module, nn.Module], pre: bool, drop: float
+    ):
+        super().__init__()
+        self.attention, self.ff, self.pre, self.drop = attention, ff, pre, drop
+        self.attention_norm, self.ff_norm = norms
+
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Cache | None = None
+    ) -> Tensor:
+        if self.pre:
+            x = x + self._drop(self.attention(self.attention_norm(x), rope, mask, cache))
+            return x + self._drop(self.ff(self.ff_norm(x)))
+        x = x + self.attention_norm(self._drop(self.attention(x, rope, mask, cache)))
+        return x + self.ff_norm(self._drop(self.ff(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.drop, self.training)
+
+
+class GPT(nn.Module):
+    """Decoder-only transformer: token ids `[batch, time]` -> logits `[batch, time, vocab_size]`.
+
+    Blocks sit in a `ModuleDict` under their global number, so parameter names survive a split over pipeline stages.
+    Parameters are filled by `initial_value`, name by name, never at construction: build under `torch.device("meta")`.
+    """
+
+    block_class = Block
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context: int,
+        n_layer: int,
+        n_head: int,
+        n_kv_head: int,
+        d_model: int,
+        d_ff: int,
+        head_dim: int | None = None,
+        norm: str = "rms",
+        norm_place: str = "pre",
+        qk_norm: bool = True,
+        positions: str = "rope",
+        rope_base: float = 10000.0,
+        activation: str = "swiglu",
+        bias: bool = False,
+        tied: bool = True,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.vocab_size, self.context, self.n_layer, self.n_head = vocab_size, context, n_layer, n_head
+        self.head_dim = head_dim or d_model // n_head
+        self.rope_base = rope_base if positions == "rope" else None
+        self.dropout = dropout
+
+        def make_norm() -> nn.Module:
+            return nn.RMSNorm(d_model, eps=1e-6) if norm == "rms" else nn.LayerNorm(d_model, bias=bias)
+
+        self.embed = nn.Embedding(vocab_size, d_model)
+        self.position = nn.Embedding(context, d_model) if positions == "learned" else None
+        self.blocks = nn.ModuleDict()
+        for layer in range(n_layer):
+            attention = Attention(layer, d_model, n_head, n_kv_head, self.head_dim, qk_norm, bias)
+            ff = FeedForward(d_model, d_ff, activation, bias)
+            self.blocks[str(layer)] = Block(attention, ff, (make_norm(), make_norm()), norm_place == "pre", dropout)
+        self.norm = make_norm()
+        self.head = None if tied else nn.Linear(d_model, vocab_size, bias=False)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        doc_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Logits for every position; `doc_ids` keeps documents of a packed row apart, `positions` restart with them.
+
+        With a `cache` the ids continue what the cache holds (one document, the same length for the whole batch).
+        """
+        start = cache.length if cache is not None else 0
+        if positions is None:
+            positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)[None]
+        x = self.embed(input_ids)
+        if self.position is not None:
+            x = x + self.position(positions)
+        x = F.dropout(x, self.dropout, self.training)
+        rope = rotary(positions, self.head_dim, self.rope_base, x.dtype) if self.rope_base is not None else None
+        mask = document_mask(doc_ids) if doc_ids is not None else None
+        for block in self.blocks.values():
+            x = block(x, rope, mask, cache)
+        if cache is not None:
+            cache.length += input_ids.shape[1]
+        x = self.norm(x)
+        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)
+
+    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """The starting value of the whole parameter `name`: a function of the name and the generator alone.
+
+        Normal(0, 0.02) with the projections back into the residual stream divided by sqrt(2 n_layer) (GPT-2).
+        """
+        if name.endswith("bias"):
+            return torch.zeros(shape)
+        if "norm" in name:
+            return torch.ones(shape)
+        into_stream = name.endswith(("attention.out.weight", "ff.down.weight"))
+        std = 0.02 / (2 * self.n_layer) ** 0.5 if into_stream else 0.02
+        return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+    def matmul_parameters(self) -> int:
+        """Parameters that take part in a matmul for every token (the embedding look-up does none unless tied)."""
+        matrices = sum(p.numel() for name, p in self.named_parameters() if p.dim() == 2 and "embed" not in name)
+        table = self.embed.weight.numel() if self.head is None else 0
+        position = self.position.weight.numel() if self.position is not None else 0
+        return matrices + table - position
+
+    def flops_per_token(self, time: int) -> float:
+        """Training FLOPs per token, forward and backward: 6 per matmul parameter plus causal attention.
+
+        Attention counts two matmuls over on average `time / 2` keys: 3 x 2 x 2 x time/2 x heads x head_dim a layer.
+        """
+        attention = 6 * self.n_layer * self.n_head * self.head_dim * time
+        return 6 * self.matmul_parameters() + attention

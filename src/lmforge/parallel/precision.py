@@ -1,0 +1,73 @@
+"""Precision from outside the network: dtype of weights, compute and gradient reduction, and the fp16 loss scaler."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.optim import Optimizer
+
+
+class ForwardPrecision(Precision):
+    """Lightning's precision plugin with the casts around the forward pass alone.
+
+    The stock plugin wraps the whole training step, so the optimizer would run under autocast too, and swaps fp16 for
+    bf16 on CPU. Here `16-mixed` is real fp16 autocast with a `GradScaler` on every device.
+    """
+
+    def __init__(self, word: str, weights: str, compute: str, reduce: str, scaler: bool, device: str):
+        super().__init__()
+        self.precision = word  # type: ignore[assignment]
+        self.weights, self.compute, self.reduce = (getattr(torch, name) for name in (weights, compute, reduce))
+        self.device = device
+        self.scaler = torch.amp.GradScaler(device, enabled=scaler)
+
+    def cast(self, network: nn.Module) -> nn.Module:
+        """The network with its weights in their dtype; metrics beside it keep theirs."""
+        return network.to(self.weights)
+
+    def autocast(self, enabled: bool = True) -> AbstractContextManager[Any]:
+        """For networks whose weights keep another dtype than they compute in."""
+        if self.weights == self.compute or not enabled:
+            return nullcontext()
+        return torch.autocast(self.device, dtype=self.compute)
+
+    def sharded_policy(self) -> MixedPrecisionPolicy:
+        """The same dtypes for `fully_shard`: parameters are gathered in the compute dtype."""
+        return MixedPrecisionPolicy(param_dtype=self.compute, reduce_dtype=self.reduce)
+
+    def backward(self, loss: Tensor) -> None:  # type: ignore[override]
+        self.scaler.scale(loss).backward()
+
+    def unscale(self, optimizers: Iterable[Optimizer]) -> None:
+        """Gradients back in their own unit, before they are measured or clipped."""
+        if self.scaler.is_enabled():
+            for optimizer in optimizers:
+                self.scaler.unscale_(optimizer)
+
+    def step(self, optimizers: Iterable[Optimizer], finite: bool) -> bool:
+        """Apply the update unless a gradient is not finite; returns whether the step failed.
+
+        An overflow while the fp16 scaler still searches for its scale is skipped too but is no failure.
+        """
+        for optimizer in optimizers if finite else ():
+            optimizer.step()
+        if not self.scaler.is_enabled():
+            return not finite
+        scale = self.scaler.get_scale()
+        self.scaler.update()
+        return not finite and scale <= 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state_dict)
+
+    def describe(self) -> str:
+        """The dtypes in words, for the head of a run."""
+        names = (str(dtype).removeprefix("torch.") for dtype in (self.weights, self.compute, self.reduce))
+        return "weights {}, compute {}, gradient reduction {}".format(*names)

@@ -1,0 +1,44 @@
+"""Predict the next token."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmforge.data.packing import IGNORED
+from lmforge.tasks.update import UpdateTask
+from lmforge.training.metrics import Counts
+
+
+class CausalLM(UpdateTask):
+    """Cross-entropy of the next token over packed rows.
+
+    `token_bytes` is int64 `[tokenizer size]`, the UTF-8 bytes of each id; None when the tokenizer is not known.
+    """
+
+    def __init__(self, *, token_bytes: Tensor | None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.token_bytes = token_bytes
+
+    def count(self, batch: dict[str, Tensor]) -> Counts:
+        labels = batch["labels"].flatten()
+        assert self.parallel is not None
+        with self.precision.autocast(enabled=self.plan.kind != "fsdp"):
+            logits = self.parallel.forward(batch["input_ids"], batch["doc_ids"], batch["positions"]).flatten(0, 1)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        loss = F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
+        return Counts(loss, *self._tally(logits.detach(), labels))
+
+    @torch.no_grad()
+    def _tally(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Targets, correct ones and their bytes; the last two only where somebody reads them, in evaluation."""
+        counted = labels != IGNORED
+        none = torch.zeros((), dtype=torch.int64, device=labels.device)
+        if self.training:
+            return counted.sum(), none, none
+        correct = ((logits.argmax(-1) == labels) & counted).sum()
+        if self.token_bytes is None:
+            return counted.sum(), correct, none
+        self.token_bytes = self.token_bytes.to(labels.device)
+        return counted.sum(), correct, self.token_bytes[labels.clamp(min=0)].mul(counted).sum()

@@ -1,0 +1,179 @@
+"""One Lightning batch is one optimizer update: the step that every training objective shares."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from lmforge.config.errors import NonFinite
+from lmforge.data.windows import Window
+from lmforge.parallel.control import Agreed, Control
+from lmforge.parallel.plan import Parallel, Plan
+from lmforge.parallel.precision import ForwardPrecision
+from lmforge.training.metrics import Counts, TokenMetrics
+from lmforge.training.optimizers import set_learning_rate
+from lmforge.training.schedules import Schedule
+
+
+class UpdateTask(pl.LightningModule):
+    """Manual optimisation over a window of micro-batches; subclasses say what a micro-batch's loss is.
+
+    The count of target tokens of the whole global batch is agreed first and every loss divided by it before its
+    backward, so accumulation, padding, a short last window or the number of ranks never change the gradient.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        make_optimizers: Callable[..., list[Optimizer]],
+        schedule: Schedule,
+        total_steps: int,
+        plan: Plan,
+        seed: int,
+        clip_norm: float | None,
+        nonfinite_patience: int,
+        initialise: bool = True,
+    ):
+        super().__init__()
+        self.automatic_optimization = False
+        self.network = network
+        self.make_optimizers, self.schedule, self.total_steps = make_optimizers, schedule, total_steps
+        self.plan, self.seed, self.clip_norm, self.patience = plan, seed, clip_norm, nonfinite_patience
+        self.initialise = initialise
+        self.parallel: Parallel | None = None
+        self.train_metrics, self.val_metrics = TokenMetrics(), TokenMetrics()
+        self.agreed = Agreed(0)
+        self.requests: dict[str, Callable[[], int]] = {}  # what callbacks bring to the agreement, by field of `Agreed`
+        self.tokens = 0  # target tokens since the start of the run
+        self.skipped = 0  # updates left out because something was not finite
+        self.failures = 0  # of these the last ones in a row
+        self.learning_rate = 0.0
+        self.gradient_norm = torch.zeros(())
+        self.latest: dict[str, float] = {}  # metrics of the last validation, which ran after step `latest_step`
+        self.latest_step = 0
+
+    def count(self, batch: dict[str, Tensor]) -> Counts:
+        """Run the network on one micro-batch; `loss` is a sum over targets and carries the gradient."""
+        raise NotImplementedError
+
+    def configure_model(self) -> None:
+        if self.parallel is None:
+            seed = self.seed if self.initialise else None
+            self.parallel = self.plan.apply(self.network, self.precision, self.trainer.strategy.root_device, seed)
+            self.control = Control()
+
+    def configure_optimizers(self) -> list[Optimizer]:
+        return self.make_optimizers(network=self.network)
+
+    @property
+    def precision(self) -> ForwardPrecision:
+        plugin = self.trainer.precision_plugin
+        assert isinstance(plugin, ForwardPrecision)
+        return plugin
+
+    def training_step(self, window: Window, batch_index: int) -> None:
+        step = self.global_step + 1
+        brought = {field: request() for field, request in self.requests.items()}
+        self.agreed = self.control.agree(Agreed(window["targets"], **brought))
+        if step == self.total_steps and self.trainer.val_check_batch not in (None, float("inf")):
+            self.trainer.val_check_batch = step  # the last update is always validated
+        self.learning_rate = set_learning_rate(self.trainer.strategy.optimizers, self.schedule(step, self.total_steps))
+        self._seed(step)
+        counted = self._accumulate(window["micro_batches"], max(self.agreed.targets, 1))
+        self.precision.unscale(self.trainer.strategy.optimizers)
+        self.gradient_norm = self._clip()
+        self._finish(counted, finite=bool(torch.isfinite(self.gradient_norm)))
+
+    def _seed(self, step: int) -> None:
+        """Random numbers are a function of (seed, rank, step), so an exact resume needs no generator state."""
+        seed = int(np.random.SeedSequence([self.seed, self.global_rank, step]).generate_state(1)[0])
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+
+    def _accumulate(self, micro_batches: list[dict[str, Tensor]], targets: int) -> list[Counts]:
+        """Forward and backward of each micro-batch; gradients meet the other ranks' after the last one."""
+        assert self.parallel is not None
+        counted = []
+        for index, batch in enumerate(micro_batches):
+            with self.parallel.sync(index == len(micro_batches) - 1):
+                counts = self.count(batch)
+                # ranks average their gradients, so the mean over all targets needs the factor back
+                self.precision.backward(counts.loss * (self.parallel.size / targets))
+            counted.append(counts._replace(loss=counts.loss.detach()))
+        return counted
+
+    def _clip(self) -> Tensor:
+        """The norm of the whole gradient, over all shards, measured before it is clipped."""
+        parameters = [p for p in self.network.parameters() if p.grad is not None]
+        norm = get_total_norm([p.grad for p in parameters])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if self.clip_norm is not None:
+            clip_grads_with_norm_(parameters, self.clip_norm, norm)
+        return norm
+
+    def _finish(self, counted: list[Counts], finite: bool) -> None:
+        """Apply or skip the update; a skipped one still is a step and its batch is spent."""
+        optimizers = self.trainer.strategy.optimizers
+        failed = self.precision.step(optimizers, finite)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        for counts in counted if finite else ():
+            self.train_metrics.update(counts)
+        self.tokens += self.agreed.targets
+        self.skipped += not finite
+        self.failures = self.failures + 1 if failed else 0
+        self._count_step()
+        if self.failures >= self.patience:
+            raise NonFinite(
+                f"loss or gradient was not finite in {self.failures} updates in a row, the last one {self.global_step}"
+            )
+
+    def _count_step(self) -> None:
+        """Lightning counts the steps of its own optimizer wrapper; the raw optimizers used here are counted by hand."""
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
+
+    def validation_step(self, window: Window, batch_index: int) -> None:
+        for batch in window["micro_batches"]:
+            self.val_metrics.update(self.count(batch))
+
+    def validates(self, step: int) -> bool:
+        """Whether a validation follows this step."""
+        every = self.trainer.val_check_batch
+        return bool(every) and self.trainer.limit_val_batches != 0 and step % every == 0
+
+    def on_validation_epoch_start(self) -> None:
+        self.val_metrics.reset()
+
+    def on_validation_epoch_end(self) -> None:
+        self.latest = {f"val/{name}": value for name, value in self.val_metrics.compute().items()}
+        self.latest_step = self.global_step
+
+    def stop(self) -> None:
+        """End training after this step, without another validation."""
+        self.trainer.fit_loop.epoch_loop.max_steps = self.global_step
+
+    def state(self) -> dict[str, Any]:
+        """What must survive beside weights, optimizer state and metrics: plain numbers, equal on all ranks."""
+        return {
+            "step": self.global_step,
+            "tokens": self.tokens,
+            "skipped": self.skipped,
+            "failures": self.failures,
+            "total_steps": self.total_steps,
+            "scaler": self.precision.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.tokens, self.skipped, self.failures = state["tokens"], state["skipped"], state["failures"]
+        if state["scaler"]:
+            self.precision.load_state_dict(state["scaler"])

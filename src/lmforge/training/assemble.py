@@ -1,0 +1,211 @@
+"""From a checked config to the objects of a run: data, task, trainer."""
+
+import logging
+import os
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+
+from lmforge.config.build import build
+from lmforge.config.batch import BatchPlan, strategy_kind
+from lmforge.config.errors import UsageError
+from lmforge.config.runs import RunFolder
+from lmforge.data.module import TokenWindows
+from lmforge.parallel.plan import Plan
+from lmforge.parallel.precision import ForwardPrecision
+from lmforge.parallel.strategy import MeshStrategy
+from lmforge.tasks.update import UpdateTask
+from lmforge.training.checkpoint import Checkpoint
+from lmforge.training.preemption import replace_lightnings_signals
+from lmforge.training.progress import human
+
+
+def quiet() -> None:
+    """Lightning's tips and notices say nothing that this program does not say itself."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
+    warnings.filterwarnings("ignore", message=".*`isinstance.treespec, LeafSpec.` is deprecated.*")
+
+
+def warn(message: str) -> None:
+    """One line on standard error, from rank 0."""
+    rank_zero_only(print)(f"warning: {message}", file=sys.stderr)
+
+
+def set_threads(threads: int | str, processes: int) -> int:
+    """CPU threads of this process; `auto` divides the cores it may use among the processes of its node."""
+    if threads == "auto":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = max(1, cores // processes)
+    torch.set_num_threads(int(threads))
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher chooses for its children
+    return int(threads)
+
+
+def make_data(cfg: DictConfig) -> TokenWindows:
+    """Prepare (at first use) and open the tokens, and check that the model has a row for each."""
+    data = build(cfg.data, cache=Path(cfg.paths.cache))
+    assert isinstance(data, TokenWindows)
+    rows = cfg.model.vocab_size
+    if rows is not None and rows < data.vocab_size:
+        raise UsageError(
+            f"model.vocab_size={rows}: the tokenizer has {data.vocab_size} ids; {data.vocab_size} > {rows}"
+        )
+    return data
+
+
+def total_steps(cfg: DictConfig, data: TokenWindows, plan: BatchPlan) -> tuple[int, str]:
+    """Updates of the whole run and the key that ends it: whichever of max_steps and max_epochs comes first."""
+    epochs = cfg.trainer.max_epochs
+    limits = {"max_steps": cfg.trainer.max_steps}
+    if epochs is not None:
+        limits["max_epochs"] = -(-epochs * len(data.train) // plan.sequences)
+    given = {name: steps for name, steps in limits.items() if steps is not None}
+    reason = min(given, key=lambda name: given[name])
+    return given[reason], reason
+
+
+def total_samples(cfg: DictConfig, data: TokenWindows, plan: BatchPlan, steps: int) -> int:
+    """Samples of the whole run: full windows, but no more than `max_epochs` passes."""
+    epochs = cfg.trainer.max_epochs
+    samples = steps * plan.sequences
+    return samples if epochs is None else min(samples, epochs * len(data.train))
+
+
+def make_network(cfg: DictConfig, vocab_size: int) -> torch.nn.Module:
+    """The network on the meta device: shapes and names, no memory."""
+    rows = cfg.model.vocab_size or -(-vocab_size // 64) * 64
+    with torch.device("meta"):
+        return build(cfg.model, vocab_size=rows)
+
+
+def make_task(cfg: DictConfig, data: TokenWindows, steps: int, initialise: bool) -> UpdateTask:
+    task = build(
+        cfg.task,
+        network=make_network(cfg, data.vocab_size),
+        make_optimizers=partial(build, cfg.optimizer),
+        schedule=build(cfg.schedule),
+        total_steps=steps,
+        plan=make_plan(cfg),
+        seed=cfg.seed,
+        clip_norm=cfg.trainer.gradient_clip_val,
+        nonfinite_patience=cfg.trainer.nonfinite_patience,
+        initialise=initialise,
+        token_bytes=token_bytes(data),
+    )
+    assert isinstance(task, UpdateTask)
+    return task
+
+
+def make_plan(cfg: DictConfig) -> Plan:
+    options = {key: value for key, value in cfg.strategy.items() if key != "kind"}
+    return Plan(
+        kind=strategy_kind(cfg),
+        activation_checkpointing=cfg.trainer.activation_checkpointing,
+        compile_backend=cfg.compile.backend,
+        **options,
+    )
+
+
+def token_bytes(data: TokenWindows) -> torch.Tensor | None:
+    return torch.from_numpy(data.tokenizer.byte_lengths()) if data.tokenizer is not None else None
+
+
+def make_precision(cfg: DictConfig, device: str) -> ForwardPrecision:
+    return ForwardPrecision(**OmegaConf.to_container(cfg.precision), device=device)  # type: ignore[arg-type]
+
+
+def device_type(cfg: DictConfig) -> str:
+    """cuda or cpu, as the accelerator word means on this machine; raises UsageError when it is not there."""
+    word = cfg.trainer.accelerator
+    if word in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return "cuda"
+    if word in ("auto", "cpu"):
+        return "cpu"
+    raise UsageError(f"trainer.accelerator={word}: torch {torch.__version__} finds none here; allowed: auto, cpu")
+
+
+def make_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], loggers: Any, **more: Any) -> pl.Trainer:
+    """Lightning's Trainer with everything it would do on its own switched off that is done here."""
+    device = device_type(cfg)
+    kind, devices = strategy_kind(cfg), cfg.trainer.devices
+    single = kind == "single"
+    strategy = SingleDeviceStrategy(device if device == "cpu" else "cuda:0") if single else MeshStrategy()
+    trainer = pl.Trainer(
+        accelerator="cpu" if device == "cpu" else "gpu",
+        devices=OmegaConf.to_object(devices) if OmegaConf.is_list(devices) else devices,
+        num_nodes=cfg.trainer.num_nodes,
+        strategy=strategy,
+        plugins=[make_precision(cfg, device)],
+        callbacks=callbacks,
+        logger=loggers,
+        default_root_dir=folder,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **more,
+    )
+    replace_lightnings_signals(trainer)
+    return trainer
+
+
+def training_options(cfg: DictConfig, steps: int) -> dict[str, Any]:
+    """Limits and intervals for the Trainer; steps are updates are Lightning's batches."""
+    trainer = cfg.trainer
+    return {
+        "max_steps": steps,
+        "max_epochs": -1,
+        "val_check_interval": trainer.val_every_n_steps or steps,
+        "check_val_every_n_epoch": None,
+        "limit_val_batches": 1.0 if trainer.limit_val_batches is None else trainer.limit_val_batches,
+        "log_every_n_steps": trainer.log_every_n_steps,
+        "detect_anomaly": trainer.detect_anomaly,
+        "profiler": trainer.profiler,
+    }
+
+
+@rank_zero_only
+def announce(
+    cfg: DictConfig,
+    run: RunFolder,
+    task: UpdateTask,
+    plan: BatchPlan,
+    trainer: pl.Trainer,
+    checkpoint: Checkpoint | None,
+) -> None:
+    """What is about to run, in a few lines on standard error."""
+    precision = trainer.precision_plugin
+    assert isinstance(precision, ForwardPrecision)
+    parameters = sum(p.numel() for p in task.network.parameters())
+    lines = [
+        f"run folder  {run.path}",
+        f"network     {human(parameters)} parameters",
+        f"batch       {plan}, {plan.sequences * plan.context} tokens",
+        f"strategy    {task.plan.kind}, {cfg.precision.word}: {precision.describe()}",
+        f"loggers     {', '.join(cfg.logger) or 'none'}",
+    ]
+    if checkpoint is not None:
+        lines.append(f"resuming    {checkpoint.folder.name} of {checkpoint.state['total_steps']} steps")
+        lines += _changed_horizon(task, checkpoint)
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _changed_horizon(task: UpdateTask, checkpoint: Checkpoint) -> list[str]:
+    """A resumed run follows the schedule of its new length; says what that does to the rate at this step."""
+    step, old, new = checkpoint.step, checkpoint.state["total_steps"], task.total_steps
+    if old == new:
+        return []
+    before, after = task.schedule(step, old), task.schedule(step, new)
+    return [f"horizon     {old} -> {new} steps; rate at step {step}: {before:.4g} -> {after:.4g} of the peak"]

@@ -1,0 +1,208 @@
+"""The one checkpoint format: a folder of safetensors shards and a `state.json`, for every strategy and world size.
+
+    checkpoints/step-00000100/
+        weights-00000.safetensors     rank 0's pieces of the weights, under the network's own parameter names
+        optimizer-00000.safetensors   `<parameter>/<slot>`
+        local-00000.safetensors       what belongs to that rank alone (its metric sums)
+        state.json                    step, counters, metrics, and bytes and sha256 of every file; written last
+
+Every piece carries its place in the whole tensor in the file's header, so any number of ranks reads what any other
+number wrote, and a file from one process is plain safetensors. There is no pickle. A folder is complete or invisible:
+it is written under a hidden name, synced and renamed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from lmforge.config.errors import UsageError
+
+FORMAT = 1
+KINDS = ("weights", "optimizer", "local")
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rank's part of a tensor: its values, where it starts in the whole, and the whole's shape."""
+
+    values: Tensor
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def local_piece(tensor: Tensor) -> Piece | None:
+    """This rank's piece of a tensor, or None where another rank writes the same values."""
+    if not isinstance(tensor, DTensor):
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        return Piece(tensor.detach(), (0,) * tensor.dim(), tuple(tensor.shape)) if rank == 0 else None
+    mesh, placements = tensor.device_mesh, tensor.placements
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    if any(isinstance(p, Replicate) and c > 0 for p, c in zip(placements, coordinate, strict=True)):
+        return None
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    local = tensor.detach().to_local()
+    return Piece(local, tuple(offset), tuple(tensor.shape)) if local.numel() else None
+
+
+def write_pieces(folder: Path, kind: str, rank: int, pieces: Mapping[str, Piece]) -> dict[str, Any]:
+    """Write one file of one rank, synced to disk; returns its entry for `state.json`."""
+    path = folder / f"{kind}-{rank:05d}.safetensors"
+    places = {name: {"offset": piece.offset, "shape": piece.shape} for name, piece in pieces.items()}
+    values = {name: piece.values.contiguous() for name, piece in pieces.items()}
+    save_file(values, path, metadata={"format": "pt", "places": json.dumps(places)})
+    sync(path)
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest(path)}
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write aside, sync and rename, so that the file is whole or absent."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    sync(aside)
+    aside.rename(path)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Checkpoint:
+    """A complete checkpoint on disk. Opening one checks that every file is there with its size.
+
+    Raises UsageError 'incomplete or corrupt checkpoint' naming what is wrong.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        try:
+            self.state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            self.step, files = int(self.state["step"]), self.state["files"]
+            self.files = {str(entry["file"]): entry for entry in files}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._broken(f"state.json: {error}") from error
+        for name, entry in self.files.items():
+            self._check_size(name, entry)
+
+    def _broken(self, reason: str) -> UsageError:
+        return UsageError(f"incomplete or corrupt checkpoint {self.folder}: {reason}")
+
+    def _check_size(self, name: str, entry: Mapping[str, Any]) -> None:
+        path = self.folder / name
+        if Path(name).name != name or not path.is_file():
+            raise self._broken(f"{name} is missing")
+        if path.stat().st_size != entry["bytes"]:
+            raise self._broken(f"{name} has {path.stat().st_size} bytes, {entry['bytes']} were written")
+
+    @property
+    def hash(self) -> str:
+        """Identity of the weights: equal for equal files, different when any weight differs."""
+        hashes = "".join(entry["sha256"] for name, entry in sorted(self.files.items()) if name.startswith("weights-"))
+        return hashlib.sha256(hashes.encode()).hexdigest()[:16]
+
+    def verify(self) -> None:
+        """Read every file once and compare its hash."""
+        for name, entry in self.files.items():
+            if digest(self.folder / name) != entry["sha256"]:
+                raise self._broken(f"the content of {name} is not what was written")
+
+    def reader(self, kind: str) -> "PieceReader":
+        names = sorted(name for name in self.files if name.startswith(f"{kind}-"))
+        return PieceReader([self.folder / name for name in names])
+
+
+class PieceReader:
+    """Whole or partial tensors out of any set of shard files; reads only the bytes asked for."""
+
+    def __init__(self, paths: list[Path]):
+        self.paths = paths
+        self.pieces: dict[str, list[tuple[Any, tuple[int, ...], tuple[int, ...]]]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for path in paths:
+            try:
+                self._index(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError, ValueError, KeyError) as error:
+                raise UsageError(f"incomplete or corrupt weights file {path}: {error}") from error
+
+    def _index(self, file: Any) -> None:
+        places = json.loads((file.metadata() or {}).get("places", "{}"))
+        for name in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
+            piece = file.get_slice(name)
+            size = tuple(piece.get_shape())
+            place = places.get(name, {"offset": (0,) * len(size), "shape": size})
+            self.pieces.setdefault(name, []).append((piece, tuple(place["offset"]), size))
+            self.shapes[name] = tuple(place["shape"])
+
+    def names(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return DTYPES[self.pieces[name][0][0].get_dtype()]
+
+    def read_into(self, name: str, target: Tensor, offset: tuple[int, ...]) -> None:
+        """Fill `target`, which lies at `offset` of the whole tensor, from every piece that overlaps it."""
+        filled = 0
+        for piece, start, size in self.pieces[name]:
+            low = tuple(max(a, b) for a, b in zip(start, offset, strict=True))
+            high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, size, offset, target.shape, strict=True))
+            if any(a >= b for a, b in zip(low, high, strict=True)):
+                continue
+            source = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
+            place = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset, strict=True))
+            values = piece[source] if source else piece[...]
+            target[place].copy_(values)
+            filled += values.numel()
+        if filled != target.numel():
+            raise UsageError(f"{name}: the files hold {filled} of the {target.numel()} values asked for")
+
+    def read(self, name: str) -> Tensor:
+        """The whole tensor on the CPU."""
+        whole = torch.empty(self.shapes[name], dtype=self.dtype(name))
+        self.read_into(name, whole, (0,) * whole.dim())
+        return whole
+
+    @torch.no_grad()
+    def load(self, name: str, tensor: Tensor) -> None:
+        """Fill a parameter or state tensor, sharded or not, with what the files hold under `name`."""
+        if tuple(tensor.shape) != self.shapes[name]:
+            raise UsageError(f"{name}: shape {list(self.shapes[name])} in the file, {list(tensor.shape)} in the model")
+        if isinstance(tensor, DTensor):
+            _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+            if tensor.to_local().numel():
+                self.read_into(name, tensor.to_local(), tuple(offset))
+        else:
+            self.read_into(name, tensor.detach(), (0,) * tensor.dim())
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Visible checkpoint folders by rising step; whether they are whole is seen when they are opened."""
+    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[5:]))

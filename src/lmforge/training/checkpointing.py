@@ -1,0 +1,120 @@
+"""When to save: every n steps, at a new best, at the end and before a preempted run stops."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lmforge.tasks.update import UpdateTask
+from lmforge.training.checkpoint import Piece
+from lmforge.training.logbook import flush
+from lmforge.training.saving import Keep, Saver, optimizer_pieces, weight_pieces, whole_checkpoints
+
+
+class CheckpointCallback(pl.Callback):
+    """Saves at step borders, after a validation that falls on the same step, so its metrics are in the checkpoint.
+
+    `best` is the best of the whole history on disk, so a resumed run neither forgets it nor keeps too many.
+    `identity` (fingerprint of the data, tokenizer) goes into every checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: dict[str, Any],
+        every_n_steps: int,
+        keep_last: int,
+        keep_best: int,
+        monitor: str,
+        mode: str,
+    ):
+        self.folder, self.identity, self.every = Path(folder), identity, every_n_steps
+        self.keep = Keep(keep_last, keep_best, monitor, mode)
+        self.saved_step = -1
+        self.saver: Saver | None = None
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        task = _task(pl_module)
+        self.saver = Saver(self.folder, trainer.global_rank, trainer.world_size, self.keep)
+        if trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.saver.clean()
+        task.control.barrier()
+        task.requests["failed"] = self.saver.failed
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        task = _task(pl_module)
+        if task.agreed.failed:
+            assert self.saver is not None
+            self.saver.wait()
+            raise RuntimeError("another rank could not write its part of a checkpoint")
+        if task.agreed.stops or (self._due(trainer) and not task.validates(trainer.global_step)):
+            self.save(trainer, task)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        task = _task(pl_module)
+        if trainer.state.fn == "fit" and (self._due(trainer) or self._improved(task)):
+            self.save(trainer, task)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The last state is always kept, and on disk before the process goes on."""
+        assert self.saver is not None
+        self.save(trainer, _task(pl_module))
+        self.saver.wait()
+        _task(pl_module).control.barrier()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Let a save in flight finish: it holds a good state."""
+        if self.saver is not None and self.saver.thread is not None:
+            self.saver.thread.join()
+
+    def save(self, trainer: pl.Trainer, task: UpdateTask) -> None:
+        """Start a save of the present step unless it is there already. Every rank calls this at the same step."""
+        step = trainer.global_step
+        if step == self.saved_step or step == 0:
+            return
+        assert self.saver is not None
+        self.saved_step = step
+        flush(trainer)
+        metrics = task.latest if task.latest_step == step else {}
+        callbacks = {type(c).__name__: state for c in trainer.callbacks if (state := c.state_dict())}  # type: ignore[attr-defined]
+        state = {**task.state(), "metrics": _finite(metrics), "callbacks": callbacks, **self.identity}
+        self.saver.save(state, pieces_of(task, trainer))
+
+    def _due(self, trainer: pl.Trainer) -> bool:
+        return self.every > 0 and trainer.global_step % self.every == 0
+
+    def _improved(self, task: UpdateTask) -> bool:
+        """Whether the metric just measured is among the best to keep; the same on all ranks, which share the disk."""
+        value = self.keep.value({"metrics": task.latest})
+        if value is None or self.keep.best == 0:
+            return False
+        assert self.saver is not None
+        verdict = 0
+        if self.saver.rank == 0:
+            self.saver.wait()
+            best = self.keep.best_of(whole_checkpoints(self.folder))[: self.keep.best]
+            worst = self.keep.value(best[-1].state) if len(best) == self.keep.best else None
+            verdict = int(worst is None or value < worst)
+        return task.control.any(verdict)
+
+
+def pieces_of(task: UpdateTask, trainer: pl.Trainer) -> dict[str, dict[str, Piece]]:
+    """Everything of this rank that a checkpoint holds, by kind of file."""
+    assert task.parallel is not None
+    task.parallel.settle()
+    sums = {f"train/{name}": getattr(task.train_metrics, name) for name in task.train_metrics._defaults}
+    return {
+        "weights": weight_pieces(task.network),
+        "optimizer": optimizer_pieces(task.network, trainer.strategy.optimizers),
+        "local": {name: Piece(value, (), ()) for name, value in sums.items()},
+    }
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value == value and abs(value) != float("inf")}
+
+
+def _task(module: pl.LightningModule) -> UpdateTask:
+    assert isinstance(module, UpdateTask)
+    return module

@@ -1,0 +1,45 @@
+"""Stop when the monitored metric has not improved for some validations."""
+
+import math
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lmforge.tasks.update import UpdateTask
+
+
+class EarlyStop(pl.Callback):
+    """Counts validations without an improvement of more than `min_delta`; a patience of None turns it off.
+
+    A metric that is not finite is ignored: neither an improvement nor a failure. The count is in the checkpoint.
+    """
+
+    def __init__(self, monitor: str, mode: str, patience: int | None, min_delta: float):
+        self.monitor, self.sign, self.patience, self.min_delta = (
+            monitor,
+            1 if mode == "min" else -1,
+            patience,
+            min_delta,
+        )
+        self.best: float | None = None
+        self.waited = 0
+        self.stopped = False
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, UpdateTask)
+        value = pl_module.latest.get(self.monitor)
+        if self.patience is None or trainer.state.fn != "fit" or value is None or not math.isfinite(value):
+            return
+        if self.best is None or self.sign * value < self.sign * self.best - self.min_delta:
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            self.stopped = True
+            pl_module.stop()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited} if self.patience is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self.waited = state_dict["best"], state_dict["waited"]

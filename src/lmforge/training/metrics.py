@@ -1,0 +1,52 @@
+"""Token-weighted metrics with exact counts over any number of ranks, updated without waiting for the device."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class Counts(NamedTuple):
+    """Sums over the target tokens of some batches; tensors stay on their device."""
+
+    loss: Tensor  # nats
+    targets: Tensor
+    correct: Tensor  # most probable token was the target
+    bytes: Tensor  # UTF-8 bytes the targets stand for
+
+
+class TokenMetrics(Metric):
+    """Loss, perplexity, accuracy and bits per byte over all targets seen, each target counted once.
+
+    Bits per byte is the loss of every target, end marks included, in bits, over the UTF-8 bytes of the same text;
+    it does not depend on the tokenizer. Values are NaN-free floats only when something was counted.
+    """
+
+    full_state_update = False
+
+    loss: Tensor
+    targets: Tensor
+    correct: Tensor
+    bytes: Tensor
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        for name in ("targets", "correct", "bytes"):
+            self.add_state(name, torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, counts: Counts) -> None:
+        self.loss += counts.loss
+        self.targets += counts.targets
+        self.correct += counts.correct
+        self.bytes += counts.bytes
+
+    def compute(self) -> dict[str, float]:
+        targets, size = int(self.targets), int(self.bytes)
+        if targets == 0:
+            return {}
+        loss = float(self.loss) / targets
+        values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": int(self.correct) / targets}
+        return values | ({"bits_per_byte": float(self.loss) / math.log(2) / size} if size else {})

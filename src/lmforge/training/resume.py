@@ -1,0 +1,224 @@
+"""Going on from a checkpoint: weights, optimizer state, counters, metric sums and the callbacks' states."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from omegaconf import DictConfig
+from torch import nn
+from torch.optim import Optimizer
+
+from lmforge.config.errors import Exit, Requeue, Terminated, UsageError
+from lmforge.config.nearest import did_you_mean, nearest
+from lmforge.config.runs import RunFolder
+from lmforge.data.module import TokenWindows
+from lmforge.tasks.update import UpdateTask
+from lmforge.training.assemble import warn
+from lmforge.training.checkpoint import Checkpoint, PieceReader
+from lmforge.training.preemption import Preemption
+from lmforge.training.saving import Keep, whole_checkpoints
+
+WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what compilers and wrappers put before or between its parts."""
+    for wrapper in WRAPPERS:
+        while name.startswith(wrapper) or f".{wrapper}" in name:
+            name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
+    return name
+
+
+def load_weights(network: nn.Module, reader: PieceReader) -> None:
+    """Fill every parameter and buffer of `network`; not one may be missing or left over.
+
+    Raises UsageError listing the keys that do not match, before anything is changed.
+    """
+    wanted = dict(network.named_parameters()) | dict(network.named_buffers())
+    found = {plain_name(name): name for name in reader.names()}
+    missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    shapes = [
+        f"{name}: {list(reader.shapes[found[name]])} in the file, {list(tensor.shape)} in the model"
+        for name, tensor in wanted.items()
+        if name in found and tuple(tensor.shape) != reader.shapes[found[name]]
+    ]
+    if missing or unexpected or shapes:
+        where = reader.paths[0].parent if reader.paths else "(no file)"
+        raise UsageError(
+            f"the weights in {where} are not this model's: missing {_some(missing)}, unexpected {_some(unexpected)}, "
+            f"shapes that differ {_some(shapes)}"
+        )
+    for name, tensor in wanted.items():
+        reader.load(found[name], tensor)
+
+
+def _some(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + more
+
+
+@torch.no_grad()
+def load_optimizers(network: nn.Module, optimizers: list[Optimizer], reader: PieceReader) -> None:
+    """Rebuild the optimizers' state, sharded like the parameters it belongs to."""
+    parameters = dict(network.named_parameters())
+    owner = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
+    for name in reader.names():
+        parameter_name, _, slot = name.rpartition("/")
+        parameter = parameters.get(parameter_name)
+        if parameter is None or parameter not in owner:
+            raise UsageError(f"the checkpoint holds optimizer state for {parameter_name!r}, which is not trained here")
+        dtype, shape = reader.dtype(name), reader.shapes[name]
+        if shape == tuple(parameter.shape):
+            value = torch.zeros_like(parameter, dtype=dtype)
+        else:
+            value = torch.zeros(shape, dtype=dtype, device=parameter.device)
+        reader.load(name, value)
+        owner[parameter].state[parameter][slot] = value
+
+
+def load_local(task: UpdateTask, checkpoint: Checkpoint, rank: int, world: int) -> None:
+    """This rank's running sums; with another number of ranks rank 0 takes the sum of all, the others start at zero."""
+    same = checkpoint.state["world_size"] == world
+    mine = [rank] if same else list(range(checkpoint.state["world_size"])) if rank == 0 else []
+    metrics = task.train_metrics
+    for other in mine:
+        reader = PieceReader([checkpoint.folder / f"local-{other:05d}.safetensors"])
+        for name in reader.names():
+            attribute = name.removeprefix("train/")
+            current = getattr(metrics, attribute)
+            setattr(metrics, attribute, current + reader.read(name).to(current.device))
+    if mine:
+        metrics._update_count = max(metrics._update_count, 1)
+
+
+class Restore(pl.Callback):
+    """Puts a run back to where a checkpoint left it, before its first step. Must come before the other callbacks."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, UpdateTask)
+        state = self.checkpoint.state
+        if trainer.is_global_zero:
+            self.checkpoint.verify()
+        load_weights(pl_module.network, self.checkpoint.reader("weights"))
+        load_optimizers(pl_module.network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"))
+        load_local(pl_module, self.checkpoint, trainer.global_rank, trainer.world_size)
+        pl_module.load_state(state)
+        self._set_step(trainer, state["step"])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            saved = self.checkpoint.state["callbacks"].get(type(callback).__name__)
+            if saved:
+                callback.load_state_dict(saved)
+
+    @staticmethod
+    def _set_step(trainer: pl.Trainer, step: int) -> None:
+        """Tell Lightning's loops how many batches, which are updates, have been done."""
+        loop = trainer.fit_loop.epoch_loop
+        counters = (loop.manual_optimization.optim_step_progress.total, loop.batch_progress.total)
+        for counter in counters:
+            for name in ("ready", "started", "processed", "completed"):
+                if hasattr(counter, name):
+                    setattr(counter, name, step)
+        loop._batches_that_stepped = step
+
+
+class StartFrom(pl.Callback):
+    """`weights=`: a new run that begins with the weights of another, and nothing else of it."""
+
+    def __init__(self, reader: PieceReader):
+        self.reader = reader
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, UpdateTask)
+        load_weights(pl_module.network, self.reader)
+
+
+def newest_checkpoint(folder: Path, report: Any) -> Checkpoint | None:
+    """The newest whole checkpoint whose content is what was written; broken newer ones are named through `report`."""
+    for checkpoint in reversed(whole_checkpoints(folder, report)):
+        try:
+            checkpoint.verify()
+        except UsageError as error:
+            report(str(error))
+        else:
+            return checkpoint
+    return None
+
+
+def find_checkpoint(folder: Path, word: str, keep: Keep, report: Any) -> Checkpoint:
+    """`best`, `last` or a path -> a checkpoint that is whole; raises UsageError when there is none."""
+    if word not in ("best", "last"):
+        path = Path(word)
+        path = path if path.exists() or path.is_absolute() else folder / word
+        if not path.exists():
+            names = [p.name for p in folder.glob("step-*")]
+            raise UsageError(
+                f"ckpt={word}: there is no such checkpoint; allowed: best, last, a folder{did_you_mean(nearest(word, names))}"
+            )
+        checkpoint = Checkpoint(path)
+        checkpoint.verify()
+        return checkpoint
+    if word == "best":
+        best = keep.best_of(whole_checkpoints(folder, report))
+        for checkpoint in best[:1]:
+            checkpoint.verify()
+            return checkpoint
+    newest = newest_checkpoint(folder, report)
+    if newest is None:
+        raise UsageError(f"there is no complete checkpoint in {folder}")
+    return newest
+
+
+def check_data(checkpoint: Checkpoint | None, fingerprint: str) -> None:
+    """The order of samples must be the one the checkpoint counted in; raises UsageError when it is not."""
+    if checkpoint is not None and checkpoint.state["data"] != fingerprint:
+        raise UsageError(
+            f"resume: the data are not those of {checkpoint.folder} (fingerprint {checkpoint.state['data']}, now "
+            f"{fingerprint}); the text, the tokenizer, the context, the batch or the seed has changed. weights= starts anew"
+        )
+
+
+def leave_if_stopped(trainer: pl.Trainer, run: RunFolder) -> None:
+    """Raise what ends a preempted process with the right code; its state is on disk."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Preemption) and callback.stopped is not None:
+            error = Requeue if callback.stopped is Exit.REQUEUE else Terminated
+            raise error(
+                f"stopped at step {trainer.global_step} and saved; go on with: python train.py resume={run.path}"
+            )
+
+
+def starting_weights(cfg: DictConfig, data: TokenWindows) -> PieceReader | None:
+    """`weights=` of a new run: a run folder's best checkpoint, a checkpoint folder, or a safetensors file."""
+    if cfg.weights is None:
+        return None
+    path = Path(cfg.weights)
+    if path.is_file():
+        return PieceReader([path])
+    if (path / "config.yaml").is_file():
+        checkpoint = find_checkpoint(path / "checkpoints", "best", keep_rule(RunFolder(path)), warn)
+    else:
+        checkpoint = Checkpoint(path)
+        checkpoint.verify()
+    check_tokenizer(checkpoint, data)
+    return checkpoint.reader("weights")
+
+
+def check_tokenizer(checkpoint: Checkpoint, data: TokenWindows) -> None:
+    """Ids must mean the same text in the weights and in the data; raises UsageError naming what differs."""
+    theirs, ours = checkpoint.state.get("tokenizer"), data.manifest["tokenizer"]
+    if theirs is None or ours is None or theirs == ours:
+        return
+    differing = [f"{key} {theirs.get(key)} there, {ours.get(key)} here" for key in ours if theirs.get(key) != ours[key]]
+    raise UsageError(f"{checkpoint.folder} and {data.folder} do not share a tokenizer: {'; '.join(differing)}")
+
+
+def keep_rule(run: RunFolder) -> Keep:
+    """What `best` means for a stored run."""
+    node = run.load().callbacks.get("checkpoint")
+    return Keep(1, 1, node.monitor, node.mode) if node is not None else Keep(1, 1, "val/loss", "min")

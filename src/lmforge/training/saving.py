@@ -1,0 +1,177 @@
+"""Saving without stopping: copy this rank's state into reused buffers, write them in a thread, publish by renaming."""
+
+import json
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lmforge.config.errors import UsageError
+from lmforge.training.checkpoint import (
+    FORMAT,
+    KINDS,
+    Checkpoint,
+    Piece,
+    list_checkpoints,
+    local_piece,
+    sync,
+    write_json,
+    write_pieces,
+)
+
+OTHER_RANKS_SECONDS = 600.0
+
+
+def weight_pieces(network: nn.Module) -> dict[str, Piece]:
+    """This rank's pieces of every parameter and buffer; a tensor with two names (tied) is there once."""
+    tensors = dict(network.named_parameters()) | dict(network.named_buffers())
+    pieces = {name: local_piece(tensor) for name, tensor in tensors.items()}
+    return {name: piece for name, piece in pieces.items() if piece is not None}
+
+
+def optimizer_pieces(network: nn.Module, optimizers: list[Optimizer]) -> dict[str, Piece]:
+    """This rank's pieces of the optimizers' tensors, named `<parameter>/<slot>`."""
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    slots = {
+        f"{names[parameter]}/{slot}": value
+        for optimizer in optimizers
+        for parameter, state in optimizer.state.items()
+        for slot, value in state.items()
+    }
+    pieces = {name: local_piece(value) for name, value in slots.items()}
+    return {name: piece for name, piece in pieces.items() if piece is not None}
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay: the newest `last` and the `best` by a metric; NaN and infinities are never best."""
+
+    last: int
+    best: int
+    monitor: str
+    mode: str
+
+    def value(self, state: Mapping[str, Any]) -> float | None:
+        """The metric as a number to minimise."""
+        value = state.get("metrics", {}).get(self.monitor)
+        if value is None or not math.isfinite(value):
+            return None
+        return value if self.mode == "min" else -value
+
+    def best_of(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+        """Checkpoints with a finite metric, best first; of equals the earlier."""
+        scored = [(self.value(c.state), c.step, c) for c in checkpoints]
+        return [c for _, _, c in sorted((v, s, c) for v, s, c in scored if v is not None)]
+
+    def superfluous(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+        newest = sorted(checkpoints, key=lambda c: c.step)[-max(self.last, 1) :]
+        kept = {c.step for c in newest + self.best_of(checkpoints)[: self.best]}
+        return [c for c in checkpoints if c.step not in kept]
+
+
+def whole_checkpoints(folder: Path, report: Callable[[str], None] = lambda message: None) -> list[Checkpoint]:
+    """Every complete checkpoint by rising step; broken ones are left out and named through `report`."""
+    whole = []
+    for path in list_checkpoints(folder):
+        try:
+            whole.append(Checkpoint(path))
+        except UsageError as error:
+            report(str(error))
+    return whole
+
+
+class Saver:
+    """Writes checkpoints of one rank; rank 0 also publishes them and removes old ones.
+
+    One save is in flight at most: a second one waits for the first. Ranks meet in the checkpoint folder itself, which
+    must lie on storage they share, so that no collective runs beside the training's.
+    """
+
+    def __init__(self, folder: Path, rank: int, world: int, keep: Keep):
+        self.folder, self.rank, self.world, self.keep = folder, rank, world, keep
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+        self.buffers: dict[str, Tensor] = {}
+        self.blocked_seconds = 0.0
+
+    def save(self, state: dict[str, Any], pieces: dict[str, dict[str, Piece]]) -> None:
+        """Start writing `pieces` (by kind) and `state`; returns when the copy is taken. Call on every rank."""
+        began = time.perf_counter()
+        self.wait()
+        copies = {kind: {name: self._copy(f"{kind}/{name}", p) for name, p in pieces[kind].items()} for kind in KINDS}
+        self.thread = threading.Thread(target=self._run, args=(state, copies), name="checkpoint-writer")
+        self.thread.start()
+        self.blocked_seconds += time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Until the last save is on disk; raises what stopped it."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.error is not None:
+            raise self.error
+
+    def failed(self) -> int:
+        return int(self.error is not None)
+
+    def clean(self) -> None:
+        """Remove what an interrupted save left behind. Rank 0, before any rank saves."""
+        for leftover in self.folder.glob(".step-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _copy(self, key: str, piece: Piece) -> Piece:
+        buffer = self.buffers.get(key)
+        if buffer is None or buffer.shape != piece.values.shape or buffer.dtype != piece.values.dtype:
+            pinned = piece.values.device.type == "cuda"
+            buffer = torch.empty(piece.values.shape, dtype=piece.values.dtype, pin_memory=pinned)
+            self.buffers[key] = buffer
+        return replace(piece, values=buffer.copy_(piece.values))
+
+    def _run(self, state: dict[str, Any], copies: dict[str, dict[str, Piece]]) -> None:
+        name = f"step-{state['step']:08d}"
+        aside = self.folder / f".{name}.part"
+        try:
+            self._write(aside, copies)
+            if self.rank == 0:
+                self._publish(aside, self.folder / name, state)
+                self._prune()
+        except BaseException as error:
+            self.error = error
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _write(self, aside: Path, copies: dict[str, dict[str, Piece]]) -> None:
+        aside.mkdir(parents=True, exist_ok=True)
+        files = [write_pieces(aside, kind, self.rank, copies[kind]) for kind in KINDS if copies[kind]]
+        write_json(aside / f"rank-{self.rank:05d}.json", files)
+
+    def _publish(self, aside: Path, final: Path, state: dict[str, Any]) -> None:
+        notes = [aside / f"rank-{rank:05d}.json" for rank in range(self.world)]
+        deadline = time.monotonic() + OTHER_RANKS_SECONDS
+        while missing := [note.name for note in notes if not note.exists()]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{aside}: no {', '.join(missing)}; all ranks must write to the same storage")
+            time.sleep(0.02)
+        files = [entry for note in notes for entry in json.loads(note.read_text(encoding="utf-8"))]
+        for note in notes:
+            note.unlink()
+        write_json(aside / "state.json", {"format": FORMAT, **state, "world_size": self.world, "files": files})
+        sync(aside)
+        if final.exists():  # a broken one of the same step that a resume has just done again
+            final.rename(final.with_name(f".{final.name}.old"))
+        aside.rename(final)
+        sync(self.folder)
+        shutil.rmtree(final.with_name(f".{final.name}.old"), ignore_errors=True)
+
+    def _prune(self) -> None:
+        for old in self.keep.superfluous(whole_checkpoints(self.folder)):
+            hidden = old.folder.with_name(f".{old.folder.name}.old")
+            old.folder.rename(hidden)
+            shutil.rmtree(hidden, ignore_errors=True)

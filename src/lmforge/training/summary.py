@@ -1,0 +1,116 @@
+"""What a run amounted to: `summary.json` for programs and a table for people."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from lmforge.config.runs import RunFolder
+from lmforge.data.module import TokenWindows
+from lmforge.tasks.update import UpdateTask
+from lmforge.training.checkpoint import write_json
+from lmforge.training.early_stopping import EarlyStop
+from lmforge.training.progress import clock, human
+from lmforge.training.samples import Samples
+from lmforge.training.throughput import Throughput, peak_memory_bytes
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and the children it has waited for, all threads, since its start."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason: str) -> dict[str, Any]:
+    """The numbers of a finished run by their stable names; None where a number is not known."""
+    speed = _callback(trainer, Throughput)
+    if (early := _callback(trainer, EarlyStop)) and early.stopped:
+        reason = "early_stopping"
+    flops = task.network.flops_per_token(data.context)  # type: ignore[operator]
+    return {
+        **{
+            f"val/{name}": task.latest.get(f"val/{name}")
+            for name in ("bits_per_byte", "loss", "perplexity", "accuracy")
+        },
+        "gzip_bits_per_byte": data.manifest.get("gzip_bits_per_byte"),
+        "xz_bits_per_byte": data.manifest.get("xz_bits_per_byte"),
+        "steps": trainer.global_step,
+        "epochs": data.epochs(trainer.global_step),
+        "tokens": task.tokens,
+        "skipped": task.skipped,
+        "parameters": sum(p.numel() for p in task.network.parameters()),
+        "tokens_per_second": speed.tokens_per_second if speed else None,
+        "mfu": speed.utilisation(flops) if speed else None,
+        "data_wait_share": speed.data_wait_share if speed else None,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "cpu_seconds": cpu_seconds(),
+        "context": data.context,
+        "reason": reason,
+        "warnings": speed.warnings(trainer) if speed else [],
+    }
+
+
+def finish(trainer: pl.Trainer, summary: dict[str, Any], run: RunFolder) -> None:
+    """Write `summary.json` and print the table; rank 0 only."""
+    write_json(run.summary_file, summary)
+    samples = _callback(trainer, Samples)
+    console = Console(highlight=False, width=None)
+    console.print(_table(summary))
+    if samples is not None and samples.text:
+        console.print(Panel(Text(samples.text), title="a sample", title_align="left", border_style="dim"))
+    for warning in summary["warnings"]:
+        console.print(f"[yellow]warning:[/] {warning}")
+    console.print(f"run folder  {run.path}\n", soft_wrap=True)
+    console.print("next")
+    for command, what in next_commands(run.path):
+        console.print(f"  {command}   [dim]# {what}[/]", soft_wrap=True)
+
+
+def next_commands(folder: Path) -> list[tuple[str, str]]:
+    return [
+        (f"python evaluate.py run={folder}", "score the best checkpoint"),
+        (f"lmforge generate run={folder} prompt='import '", "let it write"),
+        (
+            "python train.py strategy=fsdp precision=bf16-mixed trainer.devices=2",
+            "the same run, sharded over two processes",
+        ),
+        ("python train.py --help", "everything that can be changed"),
+    ]
+
+
+def _table(summary: dict[str, Any]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    ours, gzip, xz = (summary[key] for key in ("val/bits_per_byte", "gzip_bits_per_byte", "xz_bits_per_byte"))
+    if ours is not None:
+        table.add_row("bits per byte on unseen files", f"[bold]{ours:.3f}[/]{_against(ours, xz)}")
+    if gzip is not None and xz is not None:
+        table.add_row("  gzip -9, xz -9 on the same files", f"{gzip:.3f}, {xz:.3f}")
+    if summary["val/loss"] is not None:
+        loss, perplexity, accuracy = (summary[f"val/{name}"] for name in ("loss", "perplexity", "accuracy"))
+        table.add_row("loss, perplexity, accuracy", f"{loss:.4f}, {perplexity:.2f}, {accuracy:.1%}")
+    table.add_row("steps, tokens", f"{summary['steps']}, {human(summary['tokens'])} (ended by {summary['reason']})")
+    if summary["skipped"]:
+        table.add_row("updates skipped, not finite", str(summary["skipped"]))
+    speed, mfu, wait = (summary[key] for key in ("tokens_per_second", "mfu", "data_wait_share"))
+    table.add_row("tokens per second", human(speed) if speed else "n/a")
+    table.add_row("model FLOPs utilisation", f"{mfu:.1%}" if mfu else "n/a")
+    table.add_row("waiting for data", f"{wait:.2%}" if wait is not None else "n/a")
+    table.add_row("peak memory", f"{summary['peak_memory_bytes'] / 2**20:.0f} MiB")
+    table.add_row("CPU time", clock(summary["cpu_seconds"]))
+    return table
+
+
+def _against(ours: float, xz: float | None) -> str:
+    if xz is None:
+        return ""
+    share = 1 - ours / xz
+    return f"  ({share:.1%} below xz)" if share > 0 else f"  ({-share:.1%} above xz)"
+
+
+def _callback(trainer: pl.Trainer, kind: type) -> Any:
+    return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)  # type: ignore[attr-defined]

@@ -1,0 +1,54 @@
+"""Train a model: compose -> check -> build -> run.
+
+python train.py                                     a small GPT on text every machine has
+python train.py strategy=fsdp precision=bf16-mixed  the same, sharded
+python train.py --help                              everything that can be changed
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig
+
+from lmforge.config.entry import run_front_door
+from lmforge.config.runs import RunFolder
+
+
+def train(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
+    """Build what a checked config names, train it, and return its summary (empty when it was preempted)."""
+    from lmforge.config.batch import batch_plan
+    from lmforge.training import assemble, callbacks, resume, summary
+
+    assemble.quiet()
+    plan = batch_plan(cfg)
+    assemble.set_threads(cfg.trainer.threads, plan.devices)
+    checkpoint = resume.newest_checkpoint(run.checkpoints, assemble.warn)
+    step = checkpoint.step if checkpoint else 0
+
+    data = assemble.make_data(cfg)
+    steps, reason = assemble.total_steps(cfg, data, plan)
+    data.connect(plan, cfg.seed, samples=assemble.total_samples(cfg, data, plan, steps), start_step=step)
+    resume.check_data(checkpoint, data.fingerprint)
+
+    task = assemble.make_task(cfg, data, steps, initialise=checkpoint is None)
+    start = resume.starting_weights(cfg, data) if checkpoint is None else None
+    trainer = assemble.make_trainer(
+        cfg,
+        run.path,
+        callbacks.make_callbacks(cfg, run, data, checkpoint, start),
+        callbacks.make_loggers(cfg, run, step),
+        **assemble.training_options(cfg, steps),
+    )
+    callbacks.keep_tokenizer(run, data)
+    assemble.announce(cfg, run, task, plan, trainer, checkpoint)
+    trainer.fit(task, data)
+
+    resume.leave_if_stopped(trainer, run)
+    result = summary.summarise(trainer, task, data, reason)
+    if trainer.is_global_zero:
+        summary.finish(trainer, result, run)
+    return result
+
+
+if __name__ == "__main__":
+    run_front_door("train", train)
