@@ -31,6 +31,8 @@ def world(cfg: Any) -> tuple[int, int]:
     """(devices on each node, nodes); `auto` counts the machine's."""
     trainer = cfg["trainer"]
     devices = trainer["devices"]
+    if devices == 0:
+        raise UsageError("trainer.devices=0: needs at least 1 device (a list of numbers: trainer.devices=0,1)")
     if devices == "auto":
         count = machine.device_count(trainer["accelerator"])
     else:

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config.compose import to_config
+from lmforge.config.compose import literal, to_config
 from lmforge.config.errors import UsageError
 from lmforge.config.targets import check_targets, load_target
 
@@ -28,7 +28,8 @@ def build(node: DictConfig | dict[str, Any], **extra: Any) -> Any:
 
     from hydra.utils import instantiate
 
-    return instantiate(to_config(plain), _partial_=True, _convert_="all")(**extra)
+    # Hydra follows references twice (once in place), so the texts are escaped twice.
+    return instantiate(to_config(literal(plain)), _partial_=True, _convert_="all")(**extra)
 
 
 def _targets(node: Any) -> list[str]:

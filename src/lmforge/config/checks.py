@@ -55,8 +55,8 @@ def _touches(reads: tuple[str, ...], broken: Iterable[str]) -> bool:
     return any(key == part or key.startswith(f"{part}.") for key in broken for part in reads)
 
 
-def _check_batch(cfg: Plain) -> list[str]:
-    return [str(batch_plan(cfg))]
+def _check_batch(cfg: Plain) -> None:
+    batch_plan(cfg)
 
 
 def _check_heads(cfg: Plain) -> None:
@@ -116,8 +116,6 @@ def _check_strategy(cfg: Plain) -> None:
 
 def _check_devices(cfg: Plain) -> None:
     devices = cfg["trainer"]["devices"]
-    if devices == 0:
-        raise UsageError("trainer.devices=0: needs at least 1 device (a list of numbers: trainer.devices=0,1)")
     if isinstance(devices, list) and len(set(devices)) != len(devices):
         raise UsageError(f"trainer.devices={','.join(map(str, devices))}: names a device twice")
 

@@ -68,7 +68,7 @@ def put(node: Plain, dotted: str, value: Any) -> None:
 
 def to_config(plain: Plain) -> DictConfig:
     """A DictConfig in which every text is literal: `${` in it is never looked up, and unknown keys raise."""
-    config = OmegaConf.create(_literal(plain))
+    config = OmegaConf.create(literal(plain))
     OmegaConf.set_struct(config, True)
     return config
 
@@ -78,11 +78,12 @@ def to_plain(config: DictConfig) -> Plain:
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
 
-def _literal(value: Any) -> Any:
+def literal(value: Any) -> Any:
+    """The same containers with `${` in every text escaped, so that following references once gives the text itself."""
     if isinstance(value, dict):
-        return {key: _literal(item) for key, item in value.items()}
+        return {key: literal(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_literal(item) for item in value]
+        return [literal(item) for item in value]
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
     return value
@@ -178,7 +179,7 @@ class Composer:
             keys = ", ".join(f"{word.key}.{key}" for key in held if key != "_target_")
             problems[word.key] = f"{word.raw}: {word.key} holds several keys; type one of {keys}"
         else:
-            OmegaConf.update(config, word.key, _literal(word.value), merge=False)
+            OmegaConf.update(config, word.key, literal(word.value), merge=False)
 
     def _unknown(self, word: Word, tree: Plain) -> str:
         others = self.tree.choices_with(word.key)

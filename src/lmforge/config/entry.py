@@ -15,6 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from lmforge.config import helptext, sweep
+from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder, to_config
 from lmforge.config.errors import Exit, ExitError, Requeue, Terminated, UsageError, exit_code_of
 from lmforge.config.launch import RUN_VARIABLE, Launch, read_launch
@@ -107,12 +108,16 @@ class FrontDoor:
         return self._run_job(to_config(plan.plain), plan.run)
 
     def _settle_run(self, plan: Plan, command: Command) -> None:
-        """Finds or makes the run folder on the one process that may."""
+        """Finds or makes the run folder on the one process that may. Under an outer launcher this is also the one that
+        asks the machine, since others could not tell it of a problem of their own."""
+        if self.launch.external:
+            problems, plan.notes = preflight(plan.plain, only=NEEDED_BY.get(self.name))
+            if problems:
+                raise UsageError(problems)
         if self.name == "train":
             continue_run(plan)
             if not plan.done:
                 plan.run = open_run(plan, command.words, self.argv)
-                plan.notes.append(f"run folder {plan.run.path}")
         for note in plan.notes:
             self._say(note)
 

@@ -69,7 +69,7 @@ def plan_train(
         plan.changed, refused = compare(stored, plan.plain)
         problems += refused
     problems += check_targets(plan.plain)
-    found, plan.notes = preflight(plan.plain, composed.problems, machine_too=launch.rank == 0)
+    found, plan.notes = preflight(plan.plain, composed.problems, machine_too=not launch.external)
     problems += found
     if problems:
         raise UsageError(list(dict.fromkeys(problems)))
@@ -116,8 +116,8 @@ def plan_from_run(
     launch: Launch,
     earlier: Sequence[str],
 ) -> Plan:
-    """For evaluate and generate: the stored config of `run` with this front door's own keys on top (strategy, precision,
-    trainer and paths among them), and typed data words. Model words may only repeat what is stored."""
+    """For evaluate and generate: the stored config of `run` with this front door's own keys on top (strategy,
+    precision, trainer and paths among them), and typed data words. Model words may only repeat what is stored."""
     stored_words = [word for word in words if composer.name == "evaluate" and word.key.split(".")[0] in FROM_STORED]
     own = composer.compose([word for word in words if word not in stored_words], broken)
     problems = [*earlier, *own.problems.values()]
@@ -134,7 +134,7 @@ def plan_from_run(
     settle(plain, composer.tree, launch, own.problems)
     _settle_batch(plain, {*composed.problems, *own.problems})
     problems += check_targets(plain)
-    found, notes = preflight(plain, {*composed.problems, *own.problems}, launch.rank == 0, NEEDED_BY[composer.name])
+    found, notes = preflight(plain, {*composed.problems, *own.problems}, not launch.external, NEEDED_BY[composer.name])
     if problems or found:
         raise UsageError(list(dict.fromkeys([*problems, *found])))
     return Plan(plain, run, notes=notes)

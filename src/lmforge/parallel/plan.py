@@ -35,8 +35,6 @@ class Plan:
 
     kind: str  # single | ddp | fsdp
     reshard_after_forward: bool = True  # fsdp: drop gathered weights after the forward pass
-    bucket_mb: float = 25.0  # ddp: gradients reduced in one message
-    find_unused: bool = False  # ddp: search for weights that took no part in the loss
     activation_checkpointing: int = 0  # recompute every k-th block; 0 none
     compile_backend: str | None = None
 
@@ -60,7 +58,7 @@ class Plan:
         if self.kind == "fsdp":
             return Parallel(network, partial(_sharded_sync, network), world, partial(_reshard, network))
         if self.kind == "ddp" and world > 1:
-            replica = replicate(network, device, self.bucket_mb, self.find_unused)
+            replica = replicate(network, device)
             return Parallel(replica, lambda last: nullcontext() if last else replica.no_sync(), world)
         return Parallel(network, lambda last: nullcontext(), 1)
 
@@ -97,13 +95,11 @@ def _reshard(network: nn.Module) -> None:
             module.reshard()
 
 
-def replicate(network: nn.Module, device: torch.device, bucket_mb: float, find_unused: bool) -> DistributedDataParallel:
+def replicate(network: nn.Module, device: torch.device) -> DistributedDataParallel:
     """DDP: one copy a rank, gradients averaged in buckets while backward still runs."""
     return DistributedDataParallel(
         network,
         device_ids=None if device.type == "cpu" else [device.index],
-        bucket_cap_mb=bucket_mb,
-        find_unused_parameters=find_unused,
         gradient_as_bucket_view=True,
     )
 

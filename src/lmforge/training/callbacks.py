@@ -1,10 +1,12 @@
 """The callbacks and loggers of a run, in the order in which they must act."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import yaml
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -57,10 +59,17 @@ def make_loggers(cfg: DictConfig, run: RunFolder, step: int) -> list[Logger]:
     }
     _cut_log(run.path / "metrics.csv", step)
     loggers = [build(node, **late.get(name, {})) for name, node in cfg.logger.items() if node is not None]
-    settings = OmegaConf.to_container(cfg, resolve=True)
+    settings = {"config": OmegaConf.to_container(cfg, resolve=True), **_origin(run)}
     for logger in loggers:
         logger.log_hyperparams(settings)
     return loggers
+
+
+def _origin(run: RunFolder) -> dict[str, Any]:
+    """Where the run came from, as the run folder holds it: code version, packages, commands."""
+    facts = json.loads((run.path / "provenance.json").read_text(encoding="utf-8"))
+    starts = yaml.safe_load((run.path / "overrides.yaml").read_text(encoding="utf-8"))
+    return {"provenance": facts, "starts": starts}
 
 
 @rank_zero_only

@@ -38,6 +38,13 @@ class EarlyStop(pl.Callback):
             self.stopped = True
             pl_module.stop()
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A run that was killed between its decision to stop and its end still ends."""
+        assert isinstance(pl_module, UpdateTask)
+        if self.patience is not None and self.waited >= self.patience:
+            self.stopped = True
+            pl_module.stop()
+
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited} if self.patience is not None else {}
 

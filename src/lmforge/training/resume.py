@@ -107,6 +107,7 @@ class Restore(pl.Callback):
         load_optimizers(pl_module.network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"))
         load_local(pl_module, self.checkpoint, trainer.global_rank, trainer.world_size)
         pl_module.load_state(state)
+        pl_module.latest, pl_module.latest_step = state["metrics"], state["step"]
         self._set_step(trainer, state["step"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
