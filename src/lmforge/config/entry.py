@@ -17,13 +17,14 @@ from omegaconf import DictConfig, OmegaConf
 from lmforge.config import helptext, sweep
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder, to_config
-from lmforge.config.errors import Exit, ExitError, Requeue, Terminated, UsageError, exit_code_of
+from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
 from lmforge.config.launch import RUN_VARIABLE, Launch, read_launch
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
 from lmforge.config.runs import RunFolder, dump_yaml, write_aside
 
 CONFIG_VARIABLE = "LMFORGE_CONFIG"
+AGREED = (NonFinite, Requeue, Terminated)  # what every rank raises at the same step
 Job = Callable[[DictConfig, RunFolder], Mapping[str, Any] | None]
 
 
@@ -178,18 +179,20 @@ class FrontDoor:
             if self.launch.rank == 0:
                 print(helptext.problems_text(self.name, error.problems), file=sys.stderr)
         elif isinstance(error, ExitError):
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            if self.launch.rank == 0 or not isinstance(error, AGREED):
+                print(f"{type(error).__name__}: {error}", file=sys.stderr)
         else:
             traceback.print_exception(error)
-        stopped = isinstance(error, (Requeue, Terminated))
-        return self._code_of_rank(code) if stopped else code
+        return self._code_of_rank(code) if isinstance(error, AGREED) else code
 
     def _code_of_rank(self, code: Exit) -> Exit:
-        """A stop that was saved is no failure of a rank: only the process that faces the launcher returns its code.
-        Under torchrun, which would restart the ranks, that is a wrapper, which reads the code from the run folder."""
+        """The code of a stop that all ranks agreed on: only the process that faces the launcher returns it, since a
+        launcher that sees a rank fail kills the others. torchrun would start the ranks of a preempted run again at
+        once, so they exit 0 there and a wrapper reads the code from the run folder."""
         if self.launch.kind == "torchrun" and self.launch.rank == 0 and self.run_folder is not None:
             write_aside(self.run_folder.path / "exit_code", f"{int(code)}\n")
-        return Exit.DONE if self.launch.kind in ("child", "torchrun") else code
+        hidden = {"child": tuple(Exit), "torchrun": (Exit.REQUEUE, Exit.SIGTERM)}
+        return Exit.DONE if code in hidden.get(self.launch.kind, ()) else code
 
 
 def _received(shared: Mapping[str, Any]) -> Plan:
