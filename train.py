@@ -23,20 +23,20 @@ def train(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     plan = batch_plan(cfg)
     assemble.set_threads(cfg.trainer.threads, plan.devices)
     checkpoint = resume.newest_checkpoint(run.checkpoints, assemble.warn)
-    step = checkpoint.step if checkpoint else 0
+    start = (checkpoint.step, checkpoint.state["samples"]) if checkpoint else (0, 0)
 
     data = assemble.make_data(cfg)
-    steps, reason = assemble.total_steps(cfg, data, plan)
-    data.connect(plan, cfg.seed, samples=assemble.total_samples(cfg, data, plan, steps), start_step=step)
+    steps, samples, reason = assemble.run_length(cfg, data, plan, start)
+    data.connect(plan, cfg.seed, samples, start)
     resume.check_data(checkpoint, data.fingerprint)
 
     task = assemble.make_task(cfg, data, steps, initialise=checkpoint is None)
-    start = resume.starting_weights(cfg, data) if checkpoint is None else None
+    weights = resume.starting_weights(cfg, data) if checkpoint is None else None
     trainer = assemble.make_trainer(
         cfg,
         run.path,
-        callbacks.make_callbacks(cfg, run, data, checkpoint, start),
-        callbacks.make_loggers(cfg, run, step),
+        callbacks.make_callbacks(cfg, run, data, checkpoint, weights),
+        callbacks.make_loggers(cfg, run, start[0]),
         **assemble.training_options(cfg, steps),
     )
     callbacks.keep_tokenizer(run, data)

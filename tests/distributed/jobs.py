@@ -1,63 +1,244 @@
-"""What a rank does in these tests: a whole training, watched (`facts`) or deliberately made wrong (`mutate`)."""
+"""What a rank does in these tests: a whole training that is watched, and that `changes` may spoil first."""
 
 import os
+import random
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import tiny
+from lmforge.config.compose import Composer, config_folder
 from lmforge.config.errors import ExitError
+from lmforge.config.launch import Launch
+from lmforge.config.parse import Tree, read_words
+from lmforge.config.prepare import plan_from_run
 from lmforge.data.windows import Window, Windows
-from lmforge.parallel import plan as plans
 from lmforge.parallel.control import Agreed, Control
+from lmforge.parallel.plan import Parallel, Plan
 from lmforge.tasks.causal_lm import CausalLM
 from lmforge.tasks.update import UpdateTask
-from lmforge.training import saving, summary
+from lmforge.training import resume, saving
+from lmforge.training.checkpoint import Checkpoint, list_checkpoints
+from lmforge.training.csvlog import read_rows
 from lmforge.training.logbook import Logbook
+from lmforge.training.metrics import Counts
 from ranks import run_ranks
 
 Facts = dict[str, Any]
+Change = Callable[[], None]
 
 
-def ranks(plain: dict[str, Any], folder: str | Path, *steps: Callable[[], None], **more: Any) -> list[Facts]:
-    """`watched` on as many ranks as the config says; their facts in order of rank."""
-    return run_ranks(watched, plain["trainer"]["devices"], plain, str(folder), *steps, **more)
+def train_on(world: int, plain: dict[str, Any], folder: Path, *changes: Change, seconds: float = 90.0) -> list[Facts]:
+    """Train a run (or go on with it) on `world` real ranks; what each saw, in order of rank."""
+    plain = {**plain, "trainer": {**plain["trainer"], "devices": world}}
+    return run_ranks(watched, world, plain, str(folder), *changes, seconds=seconds)
 
 
-def watched(plain: dict[str, Any], folder: str, *changes: Callable[[], None]) -> Facts:
-    """Train after `changes` to this process and report what this rank saw; ends early when it was told to stop."""
-    seen: Facts = {"numbers": {}, "draws": {}, "stopped": None}
-    _watch(seen)
+def watched(plain: dict[str, Any], folder: str, *changes: Change) -> Facts:
+    """Train after `changes` to this process; the facts hold what this rank fetched, drew and ended with."""
+    facts: Facts = {"numbers": {}, "rows": {}, "targets": {}, "draws": {}, "stopped": None}
+    watch(facts)
     for change in changes:
         change()
     try:
-        tiny.train(plain, folder)
+        facts["summary"] = tiny.train(plain, folder)
     except ExitError as error:
-        seen["stopped"] = type(error).__name__
-    return seen
+        facts["stopped"] = type(error).__name__
+    return facts
 
 
-def _watch(seen: Facts) -> None:
-    fetch, seed, summarise = Windows.__getitem__, UpdateTask._seed, summary.summarise
+def watch(facts: Facts) -> None:
+    fetch, seed, leave = Windows.__getitem__, UpdateTask._seed, resume.leave_if_stopped
 
     def noted_fetch(windows: Windows, update: int) -> Window:
+        window = fetch(windows, update)
         if windows.order.shuffle:
-            seen["numbers"][update] = windows.numbers(update).ravel().tolist()
-        return fetch(windows, update)
+            numbers = windows.numbers(update).ravel()
+            facts["numbers"][update] = numbers.tolist()
+            facts["rows"][update] = windows.order(numbers).tolist()
+            facts["targets"][update] = window["targets"]
+        return window
 
     def noted_seed(task: UpdateTask, step: int) -> None:
         seed(task, step)
-        seen["draws"][step] = torch.rand(()).item()
-        seen["task"] = None
+        with torch.random.fork_rng(devices=[]):
+            facts["draws"][step] = (random.random(), np.random.random(), torch.rand(()).item())
 
-    def noted_summary(trainer: Any, task: UpdateTask, data: Any, reason: str) -> dict[str, Any]:
-        seen.update(final_facts(trainer, task))
-        return summarise(trainer, task, data, reason)
+    def noted_end(trainer: Any, run: Any) -> None:
+        facts.update(end_of(trainer))
+        leave(trainer, run)
 
-    Windows.__getitem__, UpdateTask._seed, summary.summarise = noted_fetch, noted_seed, noted_summary
+    Windows.__getitem__, UpdateTask._seed, resume.leave_if_stopped = noted_fetch, noted_seed, noted_end
+
+
+def end_of(trainer: Any) -> Facts:
+    """A rank's state after training: its logged loss, skipped updates, and how much of each tensor it holds."""
+    task = trainer.lightning_module
+    states = [state for optimizer in trainer.strategy.optimizers for state in optimizer.state.values()]
+    return {
+        "step": trainer.global_step,
+        "logged_loss": next(c.train_loss for c in trainer.callbacks if isinstance(c, Logbook)),
+        "skipped": task.skipped,
+        "parameters": {name: (local(p).numel(), p.numel()) for name, p in task.network.named_parameters()},
+        "moments": sum(local(value).numel() for state in states for value in state.values() if value.dim()),
+        "finite": all(bool(torch.isfinite(local(p)).all()) for p in task.network.parameters()),
+    }
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+# Changes. Each is a plain function, so that it reaches the ranks by name.
+
+
+def wrong_scale() -> None:
+    """The factor that undoes the averaging over ranks is forgotten."""
+    apply = Plan.apply
+    Plan.apply = lambda *args: replace(apply(*args), size=1)  # type: ignore[method-assign]
+
+
+def unsynchronised() -> None:
+    """Gradients of the other ranks never arrive (ddp)."""
+
+    def never(self: Plan, *args: Any) -> Parallel:
+        parallel = apply(self, *args)
+        return replace(parallel, sync=lambda last: parallel.sync(False))
+
+    apply, Plan.apply = Plan.apply, never  # type: ignore[method-assign]
+
+
+def dropped_rank() -> None:
+    """Rank 1's micro-batches are counted, but add nothing to the gradient."""
+    _change_counts(lambda task, counts: counts._replace(loss=counts.loss * float(task.global_rank != 1)))
+
+
+def _change_counts(change: Callable[[CausalLM, Counts], Counts]) -> None:
+    count = CausalLM.count
+    CausalLM.count = lambda task, batch: change(task, count(task, batch))  # type: ignore[method-assign]
+
+
+def mean_of_means() -> None:
+    """Every rank divides by its own count of targets."""
+    agree = Control.agree
+
+    def own(self: Control, mine: Agreed) -> Agreed:
+        return agree(self, mine)._replace(targets=mine.targets * self.world)
+
+    Control.agree = own  # type: ignore[method-assign]
+
+
+def no_mask() -> None:
+    _change_batch(lambda batch: batch | {"doc_ids": torch.zeros_like(batch["doc_ids"])})
+
+
+def swapped_mask() -> None:
+    _change_batch(lambda batch: batch | {"doc_ids": batch["doc_ids"].flip(0)})
+
+
+def _change_batch(change: Callable[[Any], Any]) -> None:
+    count = CausalLM.count
+    CausalLM.count = lambda task, batch: count(task, change(batch))  # type: ignore[method-assign]
+
+
+def forget_position() -> None:
+    """A resumed run reads its data from the start again."""
+    numbers = Windows.numbers
+    Windows.numbers = lambda self, update: numbers(self, update - 3)  # type: ignore[method-assign]
+
+
+def forget_moments() -> None:
+    """A resumed run starts with an empty optimizer."""
+    resume.load_optimizers = lambda *args: None  # type: ignore[assignment]
+
+
+def forget_step_in_draws() -> None:
+    """A resumed run draws the dropout of its first steps again."""
+    seed = UpdateTask._seed
+    UpdateTask._seed = lambda task, step: seed(task, step - 3)  # type: ignore[method-assign]
+
+
+def nan_at(rank: int, step: int) -> None:
+    """The loss of one rank is not a number in one update."""
+
+    def spoil(task: CausalLM, counts: Counts) -> Counts:
+        here = task.training and task.global_rank == rank and task.global_step + 1 == step
+        return counts._replace(loss=counts.loss * torch.nan) if here else counts
+
+    _change_counts(spoil)
+
+
+def signal_at(rank: int, step: int, number: int = signal.SIGTERM) -> None:
+    """One rank gets a signal while it computes one update; the ranks agree on it at the next."""
+    seed = UpdateTask._seed
+
+    def told(task: UpdateTask, now: int) -> None:
+        seed(task, now)
+        if task.global_rank == rank and now == step:
+            os.kill(os.getpid(), number)
+
+    UpdateTask._seed = told  # type: ignore[method-assign]
+
+
+def unwritable(rank: int) -> None:
+    """One rank's disk is full."""
+    write = saving.write_pieces
+
+    def full(folder: Path, kind: str, writer: int, pieces: Any) -> Any:
+        if writer == rank:
+            raise OSError(28, "No space left on device")
+        return write(folder, kind, writer, pieces)
+
+    saving.write_pieces = full
+
+
+def error_at(rank: int, step: int) -> None:
+    """One rank fails with an ordinary error."""
+    seed = UpdateTask._seed
+
+    def fail(task: UpdateTask, now: int) -> None:
+        seed(task, now)
+        if task.global_rank == rank and now == step:
+            raise RuntimeError("told to fail")
+
+    UpdateTask._seed = fail  # type: ignore[method-assign]
+
+
+def stop_after(step: int, rank: int = 0) -> Change:
+    """End by SIGTERM with `step` updates done."""
+    return partial(signal_at, rank, step - 1)
+
+
+# Reading what is left on disk.
+
+
+def last_checkpoint(folder: Path) -> Checkpoint:
+    return Checkpoint(list_checkpoints(folder / "checkpoints")[-1])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    reader = last_checkpoint(folder).reader("weights")
+    return {name: reader.read(name) for name in reader.names()}
+
+
+def digits(folder: Path) -> tuple[str, dict[str, str]]:
+    """All that must be the same to the last digit: the log without its speeds, and the sha256 of every file saved."""
+    rows = read_rows(folder / "metrics.csv")
+    log = [{name: value for name, value in row.items() if not name.startswith("speed/")} for row in rows]
+    files = last_checkpoint(folder).files.values()
+    return str(log), {entry["file"]: entry["sha256"] for entry in files}
+
+
+def compose_evaluation(folder: Path, *words: str) -> dict[str, Any]:
+    """The checked plain config of `evaluate.py run=folder words`."""
+    tree = Tree(config_folder("evaluate", tiny.ROOT / "evaluate.py"))
+    problems: list[str] = []
+    parsed = read_words([f"run={folder}", "trainer.threads=1", *words], tree, False, problems)
+    return plan_from_run(Composer("evaluate", tree), Composer("train", tree), parsed, [], Launch(), problems).plain

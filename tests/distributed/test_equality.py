@@ -1,41 +1,89 @@
-"""DDP and FSDP on real ranks train exactly as one process does."""
+"""DDP and FSDP on real ranks train exactly as one process does, and the comparison would notice if they did not."""
 
 from pathlib import Path
 
 import pytest
 
-from ranks import run_ranks
+import jobs
+from jobs import train_on
 from tiny import compose, metrics, new_run, train
 
 COLUMNS = ("train/loss", "train/grad_norm", "val/loss", "val/accuracy")
+COMMON = ("batch.sequences=12", "trainer.val_every_n_steps=4", "trainer.max_steps=8")
+Rows = list[tuple[float, ...]]
 
 
-def run(shards: Path, *words: str) -> list[tuple[float, ...]]:
-    plain = compose(shards, "precision=64-true", *words)
-    folder = new_run(plain).path
-    world = plain["trainer"]["devices"]
-    run_ranks(train, world, plain, folder) if world > 1 else train(plain, folder)
-    return metrics(folder, *COLUMNS)
+class Alone:
+    """The same words in one process, trained once for each set of words that may change numbers."""
+
+    def __init__(self, shards: Path, root: Path):
+        self.shards, self.root = shards, root
+        self.runs: dict[tuple[str, ...], Path] = {}
+
+    def __call__(self, *words: str) -> Rows:
+        if words not in self.runs:
+            plain = compose(self.shards, *COMMON, *words, f"paths.root={self.root}")
+            self.runs[words] = new_run(plain).path
+            train(plain, self.runs[words])
+        return metrics(self.runs[words], *COLUMNS)
 
 
 @pytest.fixture(scope="module")
-def alone(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, ...]]:
-    root = tmp_path_factory.mktemp("alone")
-    return run(shards, f"paths.root={root}")
+def alone(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    return Alone(shards, tmp_path_factory.mktemp("alone"))
+
+
+def spread(shards: Path, words: str, numbers: tuple[str, ...], *changes: jobs.Change) -> Rows:
+    plain = compose(shards, *COMMON, *words.split(), *numbers)
+    folder = new_run(plain).path
+    train_on(plain["trainer"]["devices"], plain, folder, *changes)
+    return metrics(folder, *COLUMNS)
+
+
+def differences(rows: Rows, others: Rows, tolerance: float) -> list[tuple[float, ...]]:
+    assert [row[0] for row in rows] == [row[0] for row in others] == list(range(1, len(others) + 1))
+    pairs = zip(rows, others, strict=True)
+    return [ours for ours, theirs in pairs if ours != pytest.approx(theirs, rel=tolerance, nan_ok=True)]
+
+
+DOUBLE, SINGLE = ("precision=64-true",), ("precision=32-true",)
+LONG = "trainer.max_steps=20"
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "numbers", "tolerance"),
     [
-        "strategy=ddp trainer.devices=2",
-        "strategy=fsdp trainer.devices=2",
-        "strategy=ddp trainer.devices=2 batch.micro_sequences=1",
-        "strategy=fsdp trainer.devices=2 batch.micro_sequences=2 trainer.activation_checkpointing=1",
-        "strategy=ddp trainer.devices=4",
+        ("strategy=ddp trainer.devices=2", (*DOUBLE, LONG), 1e-9),
+        ("strategy=fsdp trainer.devices=2", (*DOUBLE, LONG), 1e-9),
+        ("strategy=ddp trainer.devices=2 batch.micro_sequences=2", (*SINGLE, LONG), 1e-5),
+        ("strategy=fsdp trainer.devices=2 batch.micro_sequences=1", (*SINGLE, LONG), 1e-5),
+        ("strategy=ddp trainer.devices=3 batch.micro_sequences=1", DOUBLE, 1e-9),
+        ("strategy=fsdp trainer.devices=3 trainer.activation_checkpointing=2", DOUBLE, 1e-9),
+        ("strategy=ddp trainer.devices=4 trainer.activation_checkpointing=1", DOUBLE, 1e-9),
+        ("strategy=fsdp trainer.devices=4 batch.micro_sequences=1 strategy.reshard_after_forward=false", DOUBLE, 1e-9),
+        ("strategy=fsdp trainer.devices=1", DOUBLE, 1e-9),
+        ("strategy=ddp trainer.devices=2", (*DOUBLE, "optimizer=muon"), 1e-9),
+        ("strategy=fsdp trainer.devices=2", (*DOUBLE, "optimizer=muon"), 1e-9),
+        ("strategy=fsdp trainer.devices=3", (*SINGLE, "optimizer=muon"), 1e-3),
+        ("strategy=ddp trainer.devices=2", ("precision=bf16-mixed",), 5e-2),
+        ("strategy=fsdp trainer.devices=2", ("precision=bf16-mixed",), 5e-2),
+        ("strategy=fsdp trainer.devices=2", ("precision=bf16-true",), 5e-2),
     ],
 )
-def test_ranks_equal_one_process(shards, alone, words) -> None:
-    rows = run(shards, *words.split())
-    assert len(rows) == len(alone) == 6
-    for ours, theirs in zip(rows, alone, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-9, nan_ok=True)
+def test_ranks_equal_one_process(shards, alone, words, numbers, tolerance) -> None:
+    assert differences(spread(shards, words, numbers), alone(*numbers), tolerance) == []
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "mutation", [jobs.wrong_scale, jobs.dropped_rank, jobs.mean_of_means, jobs.no_mask, jobs.swapped_mask]
+)
+def test_a_wrong_step_is_noticed(shards, alone, kind, mutation) -> None:
+    words = f"strategy={kind} trainer.devices=2 trainer.max_steps=2"
+    wrong = spread(shards, words, DOUBLE, mutation)
+    assert differences(wrong, alone(*DOUBLE)[:2], 1e-9)
+
+
+def test_gradients_that_stay_at_home_are_noticed(shards, alone) -> None:
+    wrong = spread(shards, "strategy=ddp trainer.devices=2 trainer.max_steps=2", DOUBLE, jobs.unsynchronised)
+    assert differences(wrong, alone(*DOUBLE)[:2], 1e-9)

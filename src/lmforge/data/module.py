@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 from lmforge.config.batch import BatchPlan
 from lmforge.config.errors import UsageError
@@ -53,9 +51,9 @@ class TokenWindows(pl.LightningDataModule):
         if len(self.train) == 0:
             raise UsageError(f"{self.folder}: the train split holds no target token")
 
-    def connect(self, plan: BatchPlan, seed: int, samples: int, start_step: int = 0) -> None:
-        """The batch plan, the seed of the order, the samples of the whole run, and the updates already done."""
-        self.plan, self.seed, self.samples, self.start_step = plan, seed, samples, start_step
+    def connect(self, plan: BatchPlan, seed: int, samples: int, start: tuple[int, int] = (0, 0)) -> None:
+        """The batch plan, the seed of the order, the samples of the whole run, and the (update, sample) done so far."""
+        self.plan, self.seed, self.samples, self.start = plan, seed, samples, start
 
     @property
     def vocab_size(self) -> int:
@@ -69,9 +67,13 @@ class TokenWindows(pl.LightningDataModule):
         facts = [ORDER_VERSION, shards, self.context, self.limit_train_rows, self.seed, self.plan.sequences]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
+    def samples_at(self, step: int) -> int:
+        """Samples used up by the first `step` updates of the run; the last update may have been a short one."""
+        return min(self.start[1] + (step - self.start[0]) * self.plan.sequences, self.samples)
+
     def epochs(self, step: int) -> float:
         """Passes over the train split after `step` updates."""
-        return step * self.plan.sequences / len(self.train)
+        return self.samples_at(step) / len(self.train)
 
     def rows(self, split: str) -> PackedRows:
         return self.train if split == "train" else self._rows(split, None)
@@ -82,8 +84,8 @@ class TokenWindows(pl.LightningDataModule):
     def train_dataloader(self) -> "TimedLoader":
         order = SampleOrder(len(self.train), self.seed)
         rank, plan = self._share()
-        windows = Windows(self.train, order, plan, rank, self.samples)
-        self.train_loader = TimedLoader(self._loader(windows, range(self.start_step, len(windows)), rank))
+        windows = Windows(self.train, order, plan, rank, self.samples, self.start)
+        self.train_loader = TimedLoader(self._loader(windows, range(self.start[0], len(windows))))
         return self.train_loader
 
     def val_dataloader(self) -> Any:
@@ -98,7 +100,7 @@ class TokenWindows(pl.LightningDataModule):
         micro = micro or plan.micro
         plan = replace(plan, sequences=micro * plan.world, micro=micro, accumulation=1)
         windows = Windows(rows, SampleOrder(len(rows), 0, shuffle=False), plan, rank, len(rows))
-        return self._loader(windows, range(len(windows)), rank)
+        return self._loader(windows, range(len(windows)))
 
     def _has(self, split: str) -> bool:
         return split in self._splits()
@@ -115,7 +117,7 @@ class TokenWindows(pl.LightningDataModule):
         accumulation = -(-self.plan.sequences // (world * self.plan.micro))
         return rank, replace(self.plan, world=world, accumulation=accumulation)
 
-    def _loader(self, windows: Windows, updates: range, rank: int) -> "DataLoader[Window]":
+    def _loader(self, windows: Windows, updates: range) -> "DataLoader[Window]":
         return DataLoader(
             windows,
             sampler=updates,
@@ -123,23 +125,8 @@ class TokenWindows(pl.LightningDataModule):
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             prefetch_factor=self.prefetch if self.num_workers else None,
-            worker_init_fn=WorkerSeed(self.seed, rank, updates.start),
             generator=torch.Generator().manual_seed(self.seed),  # else its base seed comes from the global stream
         )
-
-
-class WorkerSeed:
-    """Seeds Python's, numpy's and torch's generators of a loader worker by (seed, rank, worker, first update)."""
-
-    def __init__(self, seed: int, rank: int, start: int):
-        self.seed, self.rank, self.start = seed, rank, start
-
-    def __call__(self, worker: int) -> None:
-        assert get_worker_info() is not None
-        words = np.random.SeedSequence([self.seed, self.rank, worker, self.start]).generate_state(3)
-        random.seed(int(words[0]))
-        np.random.seed(int(words[1]))
-        torch.manual_seed(int(words[2]))
 
 
 class TimedLoader:

@@ -1,11 +1,9 @@
 """One Lightning batch is one optimizer update: the step that every training objective shares."""
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -13,6 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from lmforge.config.errors import NonFinite
+from lmforge.data.randomness import seed_streams
 from lmforge.data.windows import Window
 from lmforge.parallel.control import Agreed, Control
 from lmforge.parallel.plan import Parallel, Plan
@@ -92,11 +91,8 @@ class UpdateTask(pl.LightningModule):
         self._finish(counted, finite=bool(torch.isfinite(self.gradient_norm)))
 
     def _seed(self, step: int) -> None:
-        """Random numbers are a function of (seed, rank, step), so an exact resume needs no generator state."""
-        seed = int(np.random.SeedSequence([self.seed, self.global_rank, step]).generate_state(1)[0])
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
+        """Dropout is a function of (seed, rank, step), so an exact resume needs no generator's state."""
+        seed_streams(self.seed, self.global_rank, step, 1)
 
     def _accumulate(self, micro_batches: list[dict[str, Tensor]], targets: int) -> list[Counts]:
         """Forward and backward of each micro-batch; gradients meet the other ranks' after the last one."""

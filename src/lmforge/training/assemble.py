@@ -64,22 +64,20 @@ def make_data(cfg: DictConfig) -> TokenWindows:
     return data
 
 
-def total_steps(cfg: DictConfig, data: TokenWindows, plan: BatchPlan) -> tuple[int, str]:
-    """Updates of the whole run and the key that ends it: whichever of max_steps and max_epochs comes first."""
-    epochs = cfg.trainer.max_epochs
+def run_length(cfg: DictConfig, data: TokenWindows, plan: BatchPlan, start: tuple[int, int]) -> tuple[int, int, str]:
+    """Updates and samples of the whole run, and the key that ends it: whichever of the two limits comes first.
+
+    `start` = (updates, samples) done so far. Only `max_epochs` makes the last batch a short one.
+    """
+    step, sample = start
+    in_epochs = None if cfg.trainer.max_epochs is None else cfg.trainer.max_epochs * len(data.train)
     limits = {"max_steps": cfg.trainer.max_steps}
-    if epochs is not None:
-        limits["max_epochs"] = -(-epochs * len(data.train) // plan.sequences)
+    if in_epochs is not None:
+        limits["max_epochs"] = step + -(-max(0, in_epochs - sample) // plan.sequences)
     given = {name: steps for name, steps in limits.items() if steps is not None}
     reason = min(given, key=lambda name: given[name])
-    return given[reason], reason
-
-
-def total_samples(cfg: DictConfig, data: TokenWindows, plan: BatchPlan, steps: int) -> int:
-    """Samples of the whole run: full windows, but no more than `max_epochs` passes."""
-    epochs = cfg.trainer.max_epochs
-    samples = steps * plan.sequences
-    return samples if epochs is None else min(samples, epochs * len(data.train))
+    samples = sample + (given[reason] - step) * plan.sequences
+    return given[reason], samples if in_epochs is None else min(samples, in_epochs), reason
 
 
 def make_network(cfg: DictConfig, vocab_size: int) -> torch.nn.Module:
@@ -137,13 +135,15 @@ def device_type(cfg: DictConfig) -> str:
 
 def make_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], loggers: Any, **more: Any) -> pl.Trainer:
     """Lightning's Trainer with everything it would do on its own switched off that is done here."""
-    device = device_type(cfg)
-    kind, devices = strategy_kind(cfg), cfg.trainer.devices
-    single = kind == "single"
-    strategy = SingleDeviceStrategy(device if device == "cpu" else "cuda:0") if single else MeshStrategy()
+    device, devices = device_type(cfg), OmegaConf.to_container(cfg)["trainer"]["devices"]  # type: ignore[index, call-overload]
+    if strategy_kind(cfg) == "single":
+        index = devices[0] if isinstance(devices, list) else 0
+        strategy: Any = SingleDeviceStrategy(device if device == "cpu" else f"{device}:{index}")
+    else:
+        strategy = MeshStrategy()
     trainer = pl.Trainer(
         accelerator="cpu" if device == "cpu" else "gpu",
-        devices=OmegaConf.to_object(devices) if OmegaConf.is_list(devices) else devices,
+        devices=devices,
         num_nodes=cfg.trainer.num_nodes,
         strategy=strategy,
         plugins=[make_precision(cfg, device)],

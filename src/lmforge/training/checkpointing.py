@@ -78,7 +78,14 @@ class CheckpointCallback(pl.Callback):
         flush(trainer)
         metrics = task.latest if task.latest_step == step else {}
         callbacks = {type(c).__name__: state for c in trainer.callbacks if (state := c.state_dict())}  # type: ignore[attr-defined]
-        state = {**task.state(), "metrics": _finite(metrics), "callbacks": callbacks, **self.identity}
+        samples = trainer.datamodule.samples_at(step)  # type: ignore[attr-defined]
+        state = {
+            **task.state(),
+            "samples": samples,
+            "metrics": _finite(metrics),
+            "callbacks": callbacks,
+            **self.identity,
+        }
         self.saver.save(state, pieces_of(task, trainer))
 
     def _due(self, trainer: pl.Trainer) -> bool:
