@@ -23,6 +23,7 @@ def evaluate(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     from lmforge.training import assemble, resume
 
     assemble.quiet()
+    assemble.keep_memory()
     checkpoint = resume.find_checkpoint(run.checkpoints, cfg.ckpt, resume.keep_rule(run), assemble.warn)
     plan = replace(batch_plan(cfg), micro=cfg.batch_sequences)
     assemble.set_threads(cfg.trainer.threads, plan.devices)

@@ -20,6 +20,7 @@ def train(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     from lmforge.training import assemble, callbacks, resume, summary
 
     assemble.quiet()
+    assemble.keep_memory()
     plan = batch_plan(cfg)
     assemble.set_threads(cfg.trainer.threads, plan.devices)
     checkpoint = resume.newest_checkpoint(run.checkpoints, assemble.warn)

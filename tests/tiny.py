@@ -14,7 +14,7 @@ from lmforge.config.runs import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = """
-data=tokens optimizer=adamw schedule=constant schedule.warmup=0 batch.tokens=null batch.sequences=8
+data=tokens precision=32-true optimizer=adamw schedule=constant schedule.warmup=0 batch.tokens=null batch.sequences=8
 model.context=32 model.n_layer=2 model.n_head=2 model.n_kv_head=1 model.d_model=32 model.d_ff=64
 trainer.max_steps=6 trainer.threads=1 trainer.log_every_n_steps=1 trainer.val_every_n_steps=null
 callbacks.checkpoint.every_n_steps=100 callbacks.checkpoint.monitor=val/loss

@@ -43,7 +43,9 @@ def test_ranks_together_see_the_batches_of_one_process_in_its_order(rows, world)
 
 def test_a_rank_that_takes_anothers_share_is_noticed(rows, monkeypatch) -> None:
     numbers = Windows.numbers
-    monkeypatch.setattr(Windows, "numbers", lambda self, u: numbers(self, u) if self.rank == 0 else numbers(self, u + 1))
+    monkeypatch.setattr(
+        Windows, "numbers", lambda self, u: numbers(self, u) if self.rank == 0 else numbers(self, u + 1)
+    )
     assert seen(rows, 0, 2) != seen(rows, 0, 1)
 
 

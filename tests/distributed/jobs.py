@@ -19,6 +19,8 @@ from lmforge.config.errors import ExitError
 from lmforge.config.launch import Launch
 from lmforge.config.parse import Tree, read_words
 from lmforge.config.prepare import plan_from_run
+from lmforge.data import module
+from lmforge.data.packing import PackedRows
 from lmforge.data.windows import Window, Windows
 from lmforge.parallel.control import Agreed, Control
 from lmforge.parallel.plan import Parallel, Plan
@@ -43,7 +45,7 @@ def train_on(world: int, plain: dict[str, Any], folder: Path, *changes: Change, 
 
 def watched(plain: dict[str, Any], folder: str, *changes: Change) -> Facts:
     """Train after `changes` to this process; the facts hold what this rank fetched, drew and ended with."""
-    facts: Facts = {"numbers": {}, "rows": {}, "targets": {}, "draws": {}, "stopped": None}
+    facts: Facts = {"numbers": {}, "rows": {}, "targets": {}, "draws": {}, "row_draws": [], "stopped": None}
     watch(facts)
     for change in changes:
         change()
@@ -55,7 +57,7 @@ def watched(plain: dict[str, Any], folder: str, *changes: Change) -> Facts:
 
 
 def watch(facts: Facts) -> None:
-    fetch, seed, leave = Windows.__getitem__, UpdateTask._seed, resume.leave_if_stopped
+    fetch, seed, count, leave = Windows.__getitem__, UpdateTask._seed, CausalLM.count, resume.leave_if_stopped
 
     def noted_fetch(windows: Windows, update: int) -> Window:
         window = fetch(windows, update)
@@ -71,11 +73,17 @@ def watch(facts: Facts) -> None:
         with torch.random.fork_rng(devices=[]):
             facts["draws"][step] = (random.random(), np.random.random(), torch.rand(()).item())
 
+    def noted_count(task: CausalLM, batch: Any) -> Counts:
+        if "draws" in batch and task.training:
+            facts["row_draws"].append(tuple(batch["draws"].tolist()))
+        return count(task, batch)
+
     def noted_end(trainer: Any, run: Any) -> None:
         facts.update(end_of(trainer))
         leave(trainer, run)
 
-    Windows.__getitem__, UpdateTask._seed, resume.leave_if_stopped = noted_fetch, noted_seed, noted_end
+    Windows.__getitem__, UpdateTask._seed = noted_fetch, noted_seed  # type: ignore[method-assign]
+    CausalLM.count, resume.leave_if_stopped = noted_count, noted_end  # type: ignore[method-assign]
 
 
 def end_of(trainer: Any) -> Facts:
@@ -84,6 +92,7 @@ def end_of(trainer: Any) -> Facts:
     states = [state for optimizer in trainer.strategy.optimizers for state in optimizer.state.values()]
     return {
         "step": trainer.global_step,
+        "data": str(trainer.datamodule.folder),
         "logged_loss": next(c.train_loss for c in trainer.callbacks if isinstance(c, Logbook)),
         "skipped": task.skipped,
         "parameters": {name: (local(p).numel(), p.numel()) for name, p in task.network.named_parameters()},
@@ -199,6 +208,18 @@ def unwritable(rank: int) -> None:
     saving.write_pieces = full
 
 
+class RandomRows(PackedRows):
+    """Rows that draw from all three global streams, in a loader's worker where there are workers."""
+
+    def batch(self, rows: Any) -> dict[str, torch.Tensor]:
+        drawn = torch.tensor([random.random(), np.random.random(), torch.rand(()).item()])
+        return super().batch(rows) | {"draws": drawn}
+
+
+def random_rows() -> None:
+    module.PackedRows = RandomRows  # type: ignore[misc]
+
+
 def error_at(rank: int, step: int) -> None:
     """One rank fails with an ordinary error."""
     seed = UpdateTask._seed
@@ -232,8 +253,7 @@ def digits(folder: Path) -> tuple[str, dict[str, str]]:
     """All that must be the same to the last digit: the log without its speeds, and the sha256 of every file saved."""
     rows = read_rows(folder / "metrics.csv")
     log = [{name: value for name, value in row.items() if not name.startswith("speed/")} for row in rows]
-    files = last_checkpoint(folder).files.values()
-    return str(log), {entry["file"]: entry["sha256"] for entry in files}
+    return str(log), {name: entry["sha256"] for name, entry in last_checkpoint(folder).files.items()}
 
 
 def compose_evaluation(folder: Path, *words: str) -> dict[str, Any]:

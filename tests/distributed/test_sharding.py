@@ -13,9 +13,8 @@ def test_each_rank_holds_its_share(shards, world) -> None:
     facts = train_on(world, plain, new_run(plain).path)
     total = sum(whole for _, whole in facts[0]["parameters"].values())
     shares = [sum(mine for mine, _ in rank["parameters"].values()) for rank in facts]
-    padding = max(max(whole for _, whole in rank["parameters"].values()) for rank in facts) / 16
     assert sum(shares) == total
-    assert max(shares) <= total / world + padding
+    assert max(shares) <= 1.05 * total / world  # rows do not always divide
     for name, (_, whole) in facts[0]["parameters"].items():
         assert sum(rank["parameters"][name][0] for rank in facts) == whole, name
     assert [rank["moments"] for rank in facts] == [2 * share for share in shares]

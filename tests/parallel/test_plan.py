@@ -48,7 +48,9 @@ def test_compiled_and_recomputed_networks_keep_their_names() -> None:
 
     precision = ForwardPrecision("32-true", "float32", "float32", "float32", False, "cpu")
     network = build()
-    Plan("single", activation_checkpointing=1, compile_backend="eager").apply(network, precision, torch.device("cpu"), 0)
+    Plan("single", activation_checkpointing=1, compile_backend="eager").apply(
+        network, precision, torch.device("cpu"), 0
+    )
     assert list(network.state_dict()) == list(build().state_dict())
 
 

@@ -19,6 +19,7 @@ from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder, to_config
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
 from lmforge.config.launch import RUN_VARIABLE, Launch, read_launch
+from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
 from lmforge.config.runs import RunFolder, dump_yaml, write_aside
@@ -139,6 +140,7 @@ class FrontDoor:
 
     def _run_job(self, config: DictConfig, run: RunFolder) -> int:
         self.run_folder = run
+        let_idle_threads_sleep()
         try:
             with _announced(self.name, config, run):
                 self.job(config, run)

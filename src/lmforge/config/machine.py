@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+# CPU instructions that multiply bfloat16.
+BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 # What an accelerator needs besides its hardware.
 PACKAGES = {"tpu": "torch_xla", "hpu": "lightning_habana"}
 
@@ -73,15 +76,22 @@ def cpu_flags() -> frozenset[str]:
 
 
 def resolve_precision(word: str, accelerator_word: str, flags: frozenset[str] | None = None) -> str:
-    """`auto` decided: bf16-mixed on a GPU or on a CPU with AMX tiles for bfloat16, else 32-true.
+    """`auto` decided: bf16-mixed on a GPU or on a CPU that multiplies bfloat16 in hardware, else 32-true.
 
-    A CPU with avx512_bf16 alone gains too little to pay for the lost digits.
+    With AMX tiles or avx512_bf16 a small network's step takes about 0.6 of its float32 time; without, bf16 is slower.
     """
     if word != "auto":
         return word
     kind = accelerator(accelerator_word)
-    fast = kind in ("gpu", "tpu", "hpu") or (kind == "cpu" and "amx_bf16" in (cpu_flags() if flags is None else flags))
+    flags = cpu_flags() if flags is None else flags
+    fast = kind in ("gpu", "tpu", "hpu") or (kind == "cpu" and not flags.isdisjoint(BF16_FLAGS))
     return "bf16-mixed" if fast else "32-true"
+
+
+def let_idle_threads_sleep() -> None:
+    """OpenMP's threads spin at every barrier by default: on busy cores a small network's step then costs twice the CPU
+    time. Asleep they cost a few per cent. Read once, when torch is imported; a value that is set already stays."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _torch_version() -> str:

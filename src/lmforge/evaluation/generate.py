@@ -25,7 +25,7 @@ def generate(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     network = make_network(cfg, tokenizer.size)
     Plan(kind="single").apply(network, precision, device, seed=None)
     load_weights(network, checkpoint.reader("weights"))
-    with torch.inference_mode(), precision.autocast():
+    with torch.inference_mode():
         text = _print(network.eval(), tokenizer, cfg)
     return {"prompt": cfg.prompt, "text": text, "step": checkpoint.step, "checkpoint": checkpoint.hash}
 

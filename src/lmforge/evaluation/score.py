@@ -1,5 +1,6 @@
 """Scoring a checkpoint on a split: every target once, and a report that says what was scored."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from lmforge.config.errors import NonFinite
 from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
 from lmforge.parallel.precision import ForwardPrecision
@@ -33,10 +35,12 @@ def report(
     """Metrics with all that is needed to repeat them."""
     assert isinstance(precision, ForwardPrecision)
     facts = data.manifest["splits"][cfg.split]
+    if not all(math.isfinite(value) for value in task.latest.values()):
+        raise NonFinite(f"{checkpoint.folder}: the loss on {cfg.split} is not finite")
     return {
         "split": cfg.split,
         **{name.removeprefix("val/"): value for name, value in task.latest.items()},
-        "targets": int(task.val_metrics.targets),
+        "targets": task.scored,
         "documents": facts["documents"] if cfg.limit_batches is None else None,
         "context": data.context,
         "stride": data.context,

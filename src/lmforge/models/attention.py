@@ -28,23 +28,30 @@ def uses_matmul(device: str, dtype: torch.dtype, time: int) -> bool:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """Softmax attention on `[batch, heads, time, head_dim]`; `k`, `v` may have fewer heads (grouped queries).
 
-    `mask` is additive and broadcasts to `[batch, heads, queries, keys]`; with none, `causal` masks the future.
+    `mask` is additive and broadcasts to `[batch, heads, queries, keys]`; with none, `causal` masks the future, where
+    the last query stands beside the last key.
     """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    if uses_matmul(q.device.type, q.dtype, k.shape[2]):
-        return _matmul_attention(q, k, v, mask, causal)
+    queries, keys = q.shape[2], k.shape[2]
+    matmul = uses_matmul(q.device.type, q.dtype, keys)
+    if mask is None and causal and (matmul or queries < keys):  # `is_causal` would align the first ones
+        mask = _causal_mask(queries, keys, q.device)
     if mask is not None:
         mask = mask.to(q.dtype)
+    if matmul:
+        return _matmul_attention(q, k, v, mask)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
 
 
-def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    if mask is None:
-        shape = q.shape[-2], k.shape[-2]
-        hidden = torch.ones(shape, dtype=torch.bool, device=q.device).triu(1) if causal else None
-        mask = q.new_zeros(shape) if hidden is None else q.new_zeros(shape).masked_fill_(hidden, float("-inf"))
-    bias = mask.to(q.dtype).expand(*q.shape[:3], k.shape[2]).reshape(-1, q.shape[2], k.shape[2])
+def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    hidden = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1 + keys - queries)
+    return torch.zeros(queries, keys, device=device).masked_fill_(hidden, float("-inf"))
+
+
+def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    bias = q.new_zeros(()) if mask is None else mask
+    bias = bias.expand(*q.shape[:3], k.shape[2]).reshape(-1, q.shape[2], k.shape[2])
     scores = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=q.shape[-1] ** -0.5)
     return (torch.softmax(scores, dim=-1).to(v.dtype) @ v.flatten(0, 1)).view_as(q)

@@ -87,7 +87,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with a residual; `post` norms the branch's output, `pre` its input."""
+    """Attention and feed-forward, each with a residual; norms come before each branch (`pre`) or after the sum."""
 
     def __init__(
         self, attention: Attention, ff: FeedForward, norms: tuple[nn.Module, nn.Module], pre: bool, drop: float
@@ -102,8 +102,8 @@ class Block(nn.Module):
         if self.pre:
             x = x + self._drop(self.attention(self.attention_norm(x), rope, mask, cache))
             return x + self._drop(self.ff(self.ff_norm(x)))
-        x = x + self.attention_norm(self._drop(self.attention(x, rope, mask, cache)))
-        return x + self.ff_norm(self._drop(self.ff(x)))
+        x = self.attention_norm(x + self._drop(self.attention(x, rope, mask, cache)))
+        return self.ff_norm(x + self._drop(self.ff(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.drop, self.training)
@@ -182,20 +182,18 @@ class GPT(nn.Module):
         if cache is not None:
             cache.length += input_ids.shape[1]
         x = self.norm(x)
-        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)
+        return F.linear(x, self.embed.weight.to(x.dtype)) if self.head is None else self.head(x)
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """The starting value of the whole parameter `name`: a function of the name and the generator alone.
 
-        Normal(0, 0.02) with the projections back into the residual stream divided by sqrt(2 n_layer) (GPT-2).
+        Normal(0, 0.02); projections back into the residual stream start at zero, so every block starts as the identity.
         """
-        if name.endswith("bias"):
+        if name.endswith(("bias", "attention.out.weight", "ff.down.weight")):
             return torch.zeros(shape)
         if "norm" in name:
             return torch.ones(shape)
-        into_stream = name.endswith(("attention.out.weight", "ff.down.weight"))
-        std = 0.02 / (2 * self.n_layer) ** 0.5 if into_stream else 0.02
-        return torch.empty(shape).normal_(0.0, std, generator=generator)
+        return torch.empty(shape).normal_(0.0, 0.02, generator=generator)
 
     def matmul_parameters(self) -> int:
         """Parameters that take part in a matmul for every token (the embedding look-up does none unless tied)."""

@@ -48,7 +48,7 @@ class Plan:
         blocks = [module for module in network.modules() if isinstance(module, network.block_class)]  # type: ignore[arg-type]
         recompute(blocks, self.activation_checkpointing)
         compile_blocks(blocks, self.compile_backend)
-        precision.cast(network)
+        precision.apply(network, sharded=self.kind == "fsdp")
         if self.kind == "fsdp":
             shard(network, blocks, precision, device.type, self.reshard_after_forward)
         network.to_empty(device=device)

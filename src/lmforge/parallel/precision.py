@@ -1,7 +1,6 @@
 """Precision from outside the network: dtype of weights, compute and gradient reduction, and the fp16 loss scaler."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,12 +9,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim import Optimizer
 
+from lmforge.parallel.mixed import mix
+
 
 class ForwardPrecision(Precision):
-    """Lightning's precision plugin with the casts around the forward pass alone.
+    """Lightning's precision plugin without autocast: the network itself computes in the compute dtype.
 
     The stock plugin wraps the whole training step, so the optimizer would run under autocast too, and swaps fp16 for
-    bf16 on CPU. Here `16-mixed` is real fp16 autocast with a `GradScaler` on every device.
+    bf16 on CPU. Here `16-mixed` is real fp16 with a `GradScaler` on every device.
     """
 
     def __init__(self, word: str, weights: str, compute: str, reduce: str, scaler: bool, device: str):
@@ -25,15 +26,14 @@ class ForwardPrecision(Precision):
         self.device = device
         self.scaler = torch.amp.GradScaler(device, enabled=scaler)
 
-    def cast(self, network: nn.Module) -> nn.Module:
-        """The network with its weights in their dtype; metrics beside it keep theirs."""
-        return network.to(self.weights)
+    def apply(self, network: nn.Module, sharded: bool) -> None:
+        """Weights in their dtype, layers computing in theirs; metrics beside the network keep their own.
 
-    def autocast(self, enabled: bool = True) -> AbstractContextManager[Any]:
-        """For networks whose weights keep another dtype than they compute in."""
-        if self.weights == self.compute or not enabled:
-            return nullcontext()
-        return torch.autocast(self.device, dtype=self.compute)
+        Where the weights are sharded, `sharded_policy` casts them as they are gathered.
+        """
+        network.to(self.weights)
+        if self.compute != self.weights and not sharded:
+            mix(network, self.compute)
 
     def sharded_policy(self) -> MixedPrecisionPolicy:
         """The same dtypes for `fully_shard`: parameters are gathered in the compute dtype."""

@@ -24,8 +24,7 @@ class CausalLM(UpdateTask):
     def count(self, batch: dict[str, Tensor]) -> Counts:
         labels = batch["labels"].flatten()
         assert self.parallel is not None
-        with self.precision.autocast(enabled=self.plan.kind != "fsdp"):
-            logits = self.parallel.forward(batch["input_ids"], batch["doc_ids"], batch["positions"]).flatten(0, 1)
+        logits = self.parallel.forward(batch["input_ids"], batch["doc_ids"], batch["positions"]).flatten(0, 1)
         wide = logits if logits.dtype == torch.float64 else logits.float()
         loss = F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
         return Counts(loss, *self._tally(logits.detach(), labels))

@@ -57,6 +57,7 @@ class UpdateTask(pl.LightningModule):
         self.gradient_norm = torch.zeros(())
         self.latest: dict[str, float] = {}  # metrics of the last validation, which ran after step `latest_step`
         self.latest_step = 0
+        self.scored = 0  # target tokens of the last validation, over all ranks
 
     def count(self, batch: dict[str, Tensor]) -> Counts:
         """Run the network on one micro-batch; `loss` is a sum over targets and carries the gradient."""
@@ -67,6 +68,8 @@ class UpdateTask(pl.LightningModule):
             seed = self.seed if self.initialise else None
             self.parallel = self.plan.apply(self.network, self.precision, self.trainer.strategy.root_device, seed)
             self.control = Control()
+            for metrics in (self.train_metrics, self.val_metrics):
+                metrics.to(self.trainer.strategy.root_device)
 
     def configure_optimizers(self) -> list[Optimizer]:
         return self.make_optimizers(network=self.network)
@@ -101,15 +104,17 @@ class UpdateTask(pl.LightningModule):
         for index, batch in enumerate(micro_batches):
             with self.parallel.sync(index == len(micro_batches) - 1):
                 counts = self.count(batch)
+                # a loss that is not finite can have finite gradients; this way every rank sees it in them
+                seen = torch.where(counts.loss.isfinite(), 1.0, torch.nan)
                 # ranks average their gradients, so the mean over all targets needs the factor back
-                self.precision.backward(counts.loss * (self.parallel.size / targets))
+                self.precision.backward(counts.loss * seen * (self.parallel.size / targets))
             counted.append(counts._replace(loss=counts.loss.detach()))
         return counted
 
     def _clip(self) -> Tensor:
         """The norm of the whole gradient, over all shards, measured before it is clipped."""
         parameters = [p for p in self.network.parameters() if p.grad is not None]
-        norm = get_total_norm([p.grad for p in parameters])
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if self.clip_norm is not None:
             clip_grads_with_norm_(parameters, self.clip_norm, norm)
@@ -145,7 +150,7 @@ class UpdateTask(pl.LightningModule):
     def validates(self, step: int) -> bool:
         """Whether a validation follows this step."""
         every = self.trainer.val_check_batch
-        return bool(every) and self.trainer.limit_val_batches != 0 and step % every == 0
+        return every is not None and sum(self.trainer.num_val_batches) > 0 and step % every == 0
 
     def on_validation_epoch_start(self) -> None:
         self.val_metrics.reset()
@@ -153,6 +158,7 @@ class UpdateTask(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.latest = {f"val/{name}": value for name, value in self.val_metrics.compute().items()}
         self.latest_step = self.global_step
+        self.scored = self.control.agree(Agreed(int(self.val_metrics.targets))).targets
 
     def stop(self) -> None:
         """End training after this step, without another validation."""

@@ -1,5 +1,6 @@
 """From a checked config to the objects of a run: data, task, trainer."""
 
+import ctypes
 import logging
 import os
 import sys
@@ -14,8 +15,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config.build import build
 from lmforge.config.batch import BatchPlan, strategy_kind
+from lmforge.config.build import build
 from lmforge.config.errors import UsageError
 from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
@@ -50,6 +51,17 @@ def set_threads(threads: int | str, processes: int) -> int:
     torch.set_num_threads(int(threads))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher chooses for its children
     return int(threads)
+
+
+def keep_memory() -> None:
+    """Tell glibc to keep freed memory: giving big blocks back after each step and faulting them in again costs a sixth
+    of a small network's step. No effect elsewhere."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return
+    mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: larger blocks are still mapped one by one
+    mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 def make_data(cfg: DictConfig) -> TokenWindows:

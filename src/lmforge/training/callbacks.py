@@ -11,8 +11,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config.build import build
 from lmforge.config.batch import batch_plan
+from lmforge.config.build import build
 from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
 from lmforge.training.assemble import device_type, make_precision
@@ -32,7 +32,11 @@ def make_callbacks(
     late = {
         "checkpoint": {
             "folder": run.checkpoints,
-            "identity": {"data": data.fingerprint, "tokenizer": data.manifest["tokenizer"]},
+            "identity": {
+                "data": data.fingerprint,
+                "split": data.manifest.get("split_sha256"),
+                "tokenizer": data.manifest["tokenizer"],
+            },
         },
         "throughput": {"every_n_steps": cfg.trainer.log_every_n_steps, "peak_flops": _peak(cfg)},
         "samples": {"seed": cfg.seed},

@@ -67,11 +67,23 @@ def local_piece(tensor: Tensor) -> Piece | None:
 def write_pieces(folder: Path, kind: str, rank: int, pieces: Mapping[str, Piece]) -> dict[str, Any]:
     """Write one file of one rank, synced to disk; returns its entry for `state.json`."""
     path = folder / f"{kind}-{rank:05d}.safetensors"
+    pieces = dict(sorted(pieces.items()))  # a resumed run holds them in another order
     places = {name: {"offset": piece.offset, "shape": piece.shape} for name, piece in pieces.items()}
     values = {name: piece.values.contiguous() for name, piece in pieces.items()}
     save_file(values, path, metadata={"format": "pt", "places": json.dumps(places)})
+    order_header(path)
     sync(path)
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest(path)}
+
+
+def order_header(path: Path) -> None:
+    """Sort a file's metadata in place: safetensors writes them in random order, and equal tensors must be equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -105,10 +117,12 @@ class Checkpoint:
         self.folder = folder
         try:
             self.state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            self.step, files = int(self.state["step"]), self.state["files"]
-            self.files = {str(entry["file"]): entry for entry in files}
+            form, self.step = self.state["format"], int(self.state["step"])
+            self.files = {str(f["file"]): {"bytes": f["bytes"], "sha256": f["sha256"]} for f in self.state["files"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._broken(f"state.json: {error}") from error
+        if form != FORMAT:
+            raise UsageError(f"{folder}: a checkpoint of format {form}; this version reads format {FORMAT}")
         for name, entry in self.files.items():
             self._check_size(name, entry)
 

@@ -10,6 +10,8 @@ from lmforge.training.checkpoint import Piece
 from lmforge.training.logbook import flush
 from lmforge.training.saving import Keep, Saver, optimizer_pieces, weight_pieces, whole_checkpoints
 
+DEAD_RANKS_SECONDS = 10.0  # how long a failing rank 0 waits for parts that may never come
+
 
 class CheckpointCallback(pl.Callback):
     """Saves at step borders, after a validation that falls on the same step, so its metrics are in the checkpoint.
@@ -30,7 +32,7 @@ class CheckpointCallback(pl.Callback):
     ):
         self.folder, self.identity, self.every = Path(folder), identity, every_n_steps
         self.keep = Keep(keep_last, keep_best, monitor, mode)
-        self.saved_step = -1
+        self.saved_step = 0
         self.saver: Saver | None = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -41,13 +43,13 @@ class CheckpointCallback(pl.Callback):
             self.saver.clean()
         task.control.barrier()
         task.requests["failed"] = self.saver.failed
+        self.saved_step = trainer.global_step  # what a resumed run started from is on disk
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         task = _task(pl_module)
         if task.agreed.failed:
             assert self.saver is not None
-            self.saver.wait()
-            raise RuntimeError("another rank could not write its part of a checkpoint")
+            self.saver.settle(task.control)
         if task.agreed.stops or (self._due(trainer) and not task.validates(trainer.global_step)):
             self.save(trainer, task)
 
@@ -58,22 +60,24 @@ class CheckpointCallback(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The last state is always kept, and on disk before the process goes on."""
+        task = _task(pl_module)
+        self.save(trainer, task)
         assert self.saver is not None
-        self.save(trainer, _task(pl_module))
-        self.saver.wait()
-        _task(pl_module).control.barrier()
+        self.saver.settle(task.control)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Let a save in flight finish: it holds a good state."""
-        if self.saver is not None and self.saver.thread is not None:
-            self.saver.thread.join()
+        """Let a save in flight finish, which holds a good state, but do not wait long for ranks that may be dead."""
+        if self.saver is not None:
+            self.saver.patience = min(self.saver.patience, DEAD_RANKS_SECONDS)
+            self.saver.join()
 
     def save(self, trainer: pl.Trainer, task: UpdateTask) -> None:
         """Start a save of the present step unless it is there already. Every rank calls this at the same step."""
         step = trainer.global_step
-        if step == self.saved_step or step == 0:
+        if step == self.saved_step:
             return
         assert self.saver is not None
+        self.saver.settle(task.control)
         self.saved_step = step
         flush(trainer)
         metrics = task.latest if task.latest_step == step else {}
@@ -97,9 +101,9 @@ class CheckpointCallback(pl.Callback):
         if value is None or self.keep.best == 0:
             return False
         assert self.saver is not None
+        self.saver.settle(task.control)
         verdict = 0
         if self.saver.rank == 0:
-            self.saver.wait()
             best = self.keep.best_of(whole_checkpoints(self.folder))[: self.keep.best]
             worst = self.keep.value(best[-1].state) if len(best) == self.keep.best else None
             verdict = int(worst is None or value < worst)

@@ -14,8 +14,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows that are whole; a line torn by a kill is left out."""
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.reader(file))
+    text = path.read_text(encoding="utf-8")
+    lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     header = lines[0] if lines else []
     return [
         dict(zip(header, line, strict=True)) for line in lines[1:] if len(line) == len(header) and line[0].isdigit()
@@ -93,7 +93,7 @@ class CSVLog(Logger):
             row = {name: value for name, value in self.last.items() if value} | row
         new = [name for name in row if name not in self.header]
         self.last = row
-        if again or new:
+        if again or new or rows is not None:  # an older file may end in a torn line
             self.header += new
             rows = read_rows(self.path) if rows is None else rows
             write_rows(self.path, self.header, [*(rows[:-1] if again else rows), row])

@@ -10,7 +10,8 @@ from lmforge.tasks.update import UpdateTask
 class Logbook(pl.Callback):
     """Logs the token-weighted training loss since the last write, rate, gradient norm and tokens, by step.
 
-    Sums stay on the device until they are written; between two writes a step logs nothing.
+    Sums stay on the device until they are written; between two writes a step logs nothing. A run that is stopped there
+    takes the sums along in its checkpoint, so its rows are those of a run that was not stopped.
     """
 
     def __init__(self, every_n_steps: int):
@@ -20,7 +21,7 @@ class Logbook(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         step = trainer.global_step
         assert isinstance(pl_module, UpdateTask)
-        if step % self.every == 0 or step == pl_module.total_steps or pl_module.agreed.stops:
+        if step % self.every == 0 or step == pl_module.total_steps:
             self._write(trainer, pl_module, step)
 
     def _write(self, trainer: pl.Trainer, task: UpdateTask, step: int) -> None:
@@ -33,9 +34,8 @@ class Logbook(pl.Callback):
         if task.train_metrics.update_called:
             measured = task.train_metrics.compute()
             task.train_metrics.reset()
-            self.train_loss = measured.get("loss")
-        if self.train_loss is not None:
-            values["train/loss"] = self.train_loss
+            if "loss" in measured:
+                self.train_loss = values["train/loss"] = measured["loss"]
         if task.skipped:
             values["train/skipped"] = float(task.skipped)
         log(trainer, values, step)

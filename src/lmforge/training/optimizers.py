@@ -100,10 +100,9 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     x = matrices.mT if tall else matrices
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
-    with torch.autocast(x.device.type, enabled=False):
-        for _ in range(steps):
-            gram = x @ x.mT
-            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 

@@ -20,7 +20,7 @@ class _QuietSignals(_SignalConnector):
 
 
 def replace_lightnings_signals(trainer: pl.Trainer) -> None:
-    """Also drops the broadcast before every batch (0.8 ms a step on two CPU ranks): `Control.agree` carries the flag."""
+    """Also drops the broadcast before every batch (0.8 ms a step on two CPU ranks); `Control.agree` carries the flag."""
     trainer._signal_connector = _QuietSignals(trainer)
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 

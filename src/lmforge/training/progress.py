@@ -81,7 +81,7 @@ class Progress(pl.Callback):
 def human(number: float) -> str:
     """1234567 -> 1.23M"""
     for unit in ("", "k", "M", "B"):
-        if abs(number) < 1000:
+        if abs(number) < 999.5:
             return f"{number:.0f}" if not unit else f"{number:.3g}{unit}"
         number /= 1000
     return f"{number:.3g}T"

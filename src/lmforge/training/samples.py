@@ -30,8 +30,7 @@ class Samples(pl.Callback):
             return
         network = pl_module.network
         prompt = encode_prompt(tokenizer, self.prompt, network.context, keep_end=True)
-        with pl_module.precision.autocast(enabled=pl_module.plan.kind != "fsdp"):
-            ids = generate_ids(network, prompt, self.most, self.sampling, self.seed, tokenizer.eos, tokenizer.size)
-            self.text = self.prompt + "".join(stream_text(tokenizer, ids))
+        ids = generate_ids(network, prompt, self.most, self.sampling, self.seed, tokenizer.eos, tokenizer.size)
+        self.text = self.prompt + "".join(stream_text(tokenizer, ids))
         if trainer.is_global_zero and sys.stderr.isatty() and trainer.global_step < pl_module.total_steps:
             print(f"\x1b[2m{self.text}\x1b[0m", file=sys.stderr)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmforge.config.errors import UsageError
+from lmforge.parallel.control import Control
 from lmforge.training.checkpoint import (
     FORMAT,
     KINDS,
@@ -27,7 +28,7 @@ from lmforge.training.checkpoint import (
     write_pieces,
 )
 
-OTHER_RANKS_SECONDS = 600.0
+OTHER_RANKS_SECONDS = 600.0  # how long rank 0 waits for the others' parts
 
 
 def weight_pieces(network: nn.Module) -> dict[str, Piece]:
@@ -98,7 +99,9 @@ class Saver:
     def __init__(self, folder: Path, rank: int, world: int, keep: Keep):
         self.folder, self.rank, self.world, self.keep = folder, rank, world, keep
         self.thread: threading.Thread | None = None
+        self.written = threading.Event()  # this rank's part of the last save, or its failure
         self.error: BaseException | None = None
+        self.patience = OTHER_RANKS_SECONDS
         self.buffers: dict[str, Tensor] = {}
         self.blocked_seconds = 0.0
 
@@ -107,17 +110,31 @@ class Saver:
         began = time.perf_counter()
         self.wait()
         copies = {kind: {name: self._copy(f"{kind}/{name}", p) for name, p in pieces[kind].items()} for kind in KINDS}
+        self.written.clear()
         self.thread = threading.Thread(target=self._run, args=(state, copies), name="checkpoint-writer")
         self.thread.start()
         self.blocked_seconds += time.perf_counter() - began
 
     def wait(self) -> None:
         """Until the last save is on disk; raises what stopped it."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+    def join(self) -> None:
         if self.thread is not None:
             self.thread.join()
             self.thread = None
-        if self.error is not None:
-            raise self.error
+
+    def settle(self, control: Control) -> None:
+        """`wait` for all ranks together: when one could not do its part no other waits for it, and all raise."""
+        if self.thread is not None:
+            self.written.wait()
+        if control.any(self.failed()):
+            self.patience = 0.0
+        self.join()
+        if control.any(self.failed()):
+            raise self.error or RuntimeError("another rank could not write its part of a checkpoint")
 
     def failed(self) -> int:
         return int(self.error is not None)
@@ -140,12 +157,15 @@ class Saver:
         aside = self.folder / f".{name}.part"
         try:
             self._write(aside, copies)
+            self.written.set()
             if self.rank == 0:
                 self._publish(aside, self.folder / name, state)
                 self._prune()
         except BaseException as error:
             self.error = error
-            shutil.rmtree(aside, ignore_errors=True)
+            self.written.set()
+            if self.world == 1:  # else the others still write into it; the next start removes it
+                shutil.rmtree(aside, ignore_errors=True)
 
     def _write(self, aside: Path, copies: dict[str, dict[str, Piece]]) -> None:
         aside.mkdir(parents=True, exist_ok=True)
@@ -154,9 +174,9 @@ class Saver:
 
     def _publish(self, aside: Path, final: Path, state: dict[str, Any]) -> None:
         notes = [aside / f"rank-{rank:05d}.json" for rank in range(self.world)]
-        deadline = time.monotonic() + OTHER_RANKS_SECONDS
+        began = time.monotonic()
         while missing := [note.name for note in notes if not note.exists()]:
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > self.patience:
                 raise TimeoutError(f"{aside}: no {', '.join(missing)}; all ranks must write to the same storage")
             time.sleep(0.02)
         files = [entry for note in notes for entry in json.loads(note.read_text(encoding="utf-8"))]

@@ -1,15 +1,16 @@
 """Learning-rate schedules: pure functions of the step, as a factor in [0, 1] of the peak rate.
 
 `schedule(step, total)` is the factor for update number `step`, counted from 1 to `total`; beyond `total` it stays at
-its last value. `warmup` is a share of the run when below 1, else a number of steps; `final` is a share of the peak.
+its last value. `warmup` is a share of the run when below 1, else a number of steps; its last step is at the peak, which
+without a warm-up is the first step. `final` is a share of the peak, reached at `total`.
 """
 
 import math
 from dataclasses import dataclass
 
 
-def _steps(amount: float, total: int) -> float:
-    return amount * total if amount < 1 else amount
+def _steps(amount: float, total: int) -> int:
+    return round(amount * total if amount < 1 else amount)
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,10 @@ class Schedule:
 
     def __call__(self, step: int, total: int) -> float:
         step = min(step, total)
-        warmup = min(_steps(self.warmup, total), total)
+        warmup = min(max(_steps(self.warmup, total), 1), total)
         if step < warmup:
             return step / warmup
-        return self.shape((step - warmup) / max(total - warmup, 1e-9))
+        return self.shape((step - warmup) / max(total - warmup, 1))
 
     def shape(self, progress: float) -> float:
         """Factor after the warm-up; `progress` runs from 0 to 1 and reaches 1 at the last step."""

@@ -1,5 +1,6 @@
 """What a run amounted to: `summary.json` for programs and a table for people."""
 
+import math
 import resource
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.text import Text
 from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
 from lmforge.tasks.update import UpdateTask
-from lmforge.training.checkpoint import write_json
+from lmforge.training.checkpoint import list_checkpoints, write_json
 from lmforge.training.early_stopping import EarlyStop
 from lmforge.training.progress import clock, human
 from lmforge.training.samples import Samples
@@ -32,11 +33,12 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
     if (early := _callback(trainer, EarlyStop)) and early.stopped:
         reason = "early_stopping"
     flops = task.network.flops_per_token(data.context)  # type: ignore[operator]
+    finite = {name: value for name, value in task.latest.items() if math.isfinite(value)}
+    warnings = speed.warnings(trainer) if speed else []
+    if lost := sorted(set(task.latest) - set(finite)):
+        warnings.append(f"not finite in the last validation: {', '.join(lost)}")
     return {
-        **{
-            f"val/{name}": task.latest.get(f"val/{name}")
-            for name in ("bits_per_byte", "loss", "perplexity", "accuracy")
-        },
+        **{f"val/{name}": finite.get(f"val/{name}") for name in ("bits_per_byte", "loss", "perplexity", "accuracy")},
         "gzip_bits_per_byte": data.manifest.get("gzip_bits_per_byte"),
         "xz_bits_per_byte": data.manifest.get("xz_bits_per_byte"),
         "steps": trainer.global_step,
@@ -51,7 +53,7 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
         "cpu_seconds": cpu_seconds(),
         "context": data.context,
         "reason": reason,
-        "warnings": speed.warnings(trainer) if speed else [],
+        "warnings": warnings,
     }
 
 
@@ -65,7 +67,9 @@ def finish(trainer: pl.Trainer, summary: dict[str, Any], run: RunFolder) -> None
         console.print(Panel(Text(samples.text), title="a sample", title_align="left", border_style="dim"))
     for warning in summary["warnings"]:
         console.print(f"[yellow]warning:[/] {warning}")
-    console.print(f"run folder  {run.path}\n", soft_wrap=True)
+    console.print(f"run folder  {run.path}", soft_wrap=True)
+    for newest in list_checkpoints(run.checkpoints)[-1:]:
+        console.print(f"checkpoint  {newest}\n", soft_wrap=True)
     console.print("next")
     for command, what in next_commands(run.path):
         console.print(f"  {command}   [dim]# {what}[/]", soft_wrap=True)

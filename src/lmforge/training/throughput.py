@@ -40,6 +40,8 @@ class Throughput(pl.Callback):
         if self.mark is not None and (step % self.every == 0 or pl_module.validates(step)):
             speed = self._close(trainer, pl_module)
             log(trainer, {"speed/tokens_per_second": speed, "speed/data_wait_share": self.data_wait_share}, step)
+            if not pl_module.validates(step):
+                self.mark = self._now(trainer, pl_module)  # so that waiting for the next batch counts
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
