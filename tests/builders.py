@@ -11,7 +11,6 @@ from lmforge.config.batch import BatchPlan
 from lmforge.data.packing import PackedRows
 from lmforge.data.shards import TokenShards, write_shards
 from lmforge.models.gpt import GPT
-from lmforge.parallel.plan import initialise
 
 SHAPE = {"vocab_size": 64, "context": 32, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "d_model": 32, "d_ff": 48}
 
@@ -29,14 +28,18 @@ def batch_plan(sequences: int, micro: int = 1, world: int = 1, context: int = 8)
 
 
 def tiny_gpt(seed: int = 1, scale: float = 1.0, **options: Any) -> GPT:
-    """A filled network in evaluation mode; `scale` widens the weights so that attention is far from uniform."""
-    network = GPT(**{**SHAPE, **options})
-    initialise(network, seed)
+    """A network in evaluation mode as training might leave it: no zeros, no ones, every part at work.
+
+    `scale` widens the matrices so that attention is far from uniform.
+    """
+    network = GPT(**{**SHAPE, **options}).eval()
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            if "norm" not in name:
-                parameter.mul_(scale)
-    return network.eval()
+            parameter.normal_(0.0, 0.02 * scale if parameter.dim() > 1 else 0.1, generator=generator)
+            if "norm" in name and name.endswith("weight"):
+                parameter.add_(1.0)
+    return network
 
 
 def random_ids(rows: int, time: int, seed: int = 0, vocab: int = 64) -> torch.Tensor:

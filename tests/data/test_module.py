@@ -9,11 +9,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from builders import batch_plan, packed
+from lmforge.config.compose import to_config
 from lmforge.config.errors import UsageError
 from lmforge.data.module import TimedLoader, TokenData, TokenWindows
 from lmforge.data.packing import IGNORED
 from lmforge.data.shards import write_shards
-from lmforge.training.assemble import make_data
+from lmforge.training.assemble import make_data, make_network
+from tiny import compose
 
 
 def opened(folder: Path, sequences: int = 4, seed: int = 0, world: int = 1, **loading: Any) -> TokenWindows:
@@ -99,6 +101,11 @@ def test_ids_beyond_the_models_rows_are_refused_with_both_numbers(tmp_path) -> N
         make_data(config(folder, tmp_path, rows=2000))
     for enough in (2003, 2048, None):
         assert isinstance(make_data(config(folder, tmp_path, enough)), TokenData)
+
+
+def test_a_model_without_a_size_of_its_own_gets_the_tokenizers_padded_to_64(shards) -> None:
+    cfg = to_config(compose(shards))
+    assert [make_network(cfg, size).vocab_size for size in (60, 64, 2003)] == [64, 64, 2048]
 
 
 def test_the_loader_adds_up_waiting_building_and_samples(monkeypatch) -> None:

@@ -85,6 +85,13 @@ def test_training_reported_the_same_at_its_end(trained) -> None:
     assert metrics(trained.folder, "val/loss")[-1][1] == pytest.approx(result["loss"], abs=1e-5)
 
 
+@pytest.mark.parametrize("word", ["compile=eager", "trainer.activation_checkpointing=1"])
+def test_a_network_that_was_wrapped_in_training_is_read_without_its_wrappers(trained, word) -> None:
+    shards = Path(trained.trainer.datamodule.folder)
+    run = fit(shards, word, "optimizer.lr=1e-2", "callbacks.samples=null")
+    assert score(run.folder)["loss"] == pytest.approx(score(trained.folder)["loss"], abs=1e-5)
+
+
 def test_the_report_says_what_was_scored_and_lies_beside_the_run(trained) -> None:
     result = score(trained.folder)
     stored = json.loads((trained.folder / "evaluation-val-step-00000006.json").read_text())

@@ -1,6 +1,5 @@
 """What each precision word means: dtypes of weights, compute, gradients, and the scaler."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ from torch import nn
 
 from builders import random_ids, tiny_gpt
 from fits import fit, score
-from lmforge.config.errors import UsageError
 from lmforge.models import gpt
-from lmforge.parallel.mixed import mix
 from lmforge.parallel.precision import ForwardPrecision
 from lmforge.training.checkpoint import Checkpoint, list_checkpoints
 from tiny import metrics
@@ -58,35 +55,6 @@ def test_sharded_weights_are_cast_by_fsdp_alone() -> None:
     assert network(random_ids(1, 8)).dtype == torch.float32
     policy = plugin.sharded_policy()
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
-
-
-@pytest.mark.parametrize("options", [{}, {"norm": "layer", "bias": True, "positions": "learned", "tied": False}])
-def test_mixed_precision_is_the_low_precision_network_with_float32_gradients(options) -> None:
-    low, mixed, ids = tiny_gpt(scale=3.0, **options), tiny_gpt(scale=3.0, **options), random_ids(2, 16)
-    names = list(mixed.state_dict())
-    low.bfloat16()
-    mix(mixed, torch.bfloat16)
-    assert list(mixed.state_dict()) == names
-    assert mixed(ids).equal(low(ids))
-    for network in (low, mixed):
-        network(ids).float().square().mean().backward()
-    for (name, p), q in zip(low.named_parameters(), mixed.parameters(), strict=True):
-        assert q.grad.dtype == torch.float32
-        assert torch.allclose(p.grad.float(), q.grad, rtol=0.05, atol=0.05 * float(q.grad.abs().max())), name
-    assert not mixed(ids).equal(tiny_gpt(scale=3.0, **options)(ids).bfloat16())
-
-
-def test_a_layer_whose_precision_is_not_known_is_named() -> None:
-    network = nn.Sequential(nn.Linear(2, 2), nn.Conv1d(1, 1, 1))
-    with pytest.raises(UsageError, match="1 is a Conv1d; mixed precision is known for Linear, Embedding"):
-        mix(network, torch.bfloat16)
-
-
-def test_mixing_one_network_leaves_others_of_its_classes_alone() -> None:
-    first, second = tiny_gpt(), tiny_gpt()
-    mix(first, torch.bfloat16)
-    assert second(random_ids(1, 4)).dtype == torch.float32
-    assert copy.deepcopy(first)(random_ids(1, 4)).dtype == torch.bfloat16
 
 
 class Counting(torch.optim.SGD):

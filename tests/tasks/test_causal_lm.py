@@ -21,7 +21,8 @@ from tiny import metrics
 TWENTY = ("trainer.max_steps=20", "batch.sequences=4", "trainer.gradient_clip_val=null")
 
 
-def first_gradients(shards: Path, *words: str) -> dict[str, Tensor]:
+def third_gradients(shards: Path, *words: str) -> dict[str, Tensor]:
+    """Of the third update: in the first one the blocks are still the identity and most gradients zero."""
     kept: dict[str, Tensor] = {}
     clip = UpdateTask._clip
 
@@ -30,7 +31,8 @@ def first_gradients(shards: Path, *words: str) -> dict[str, Tensor]:
         return clip(task)
 
     with patch.object(UpdateTask, "_clip", noted):
-        fit(shards, *TWENTY, "trainer.max_steps=1", *words)
+        fit(shards, *TWENTY, "trainer.max_steps=3", "optimizer.eps=1e-3", *words)
+    assert all(gradient.count_nonzero() for gradient in kept.values())
     return kept
 
 
@@ -53,11 +55,11 @@ def mean_of_means() -> Iterator[None]:
 
 
 def test_four_micro_batches_of_one_have_the_gradient_of_one_of_four(shards) -> None:
-    assert furthest(*(first_gradients(shards, f"batch.micro_sequences={n}") for n in (1, 4))) < 1e-6
+    assert furthest(*(third_gradients(shards, f"batch.micro_sequences={n}") for n in (1, 4))) < 1e-6
 
 
 def test_a_mean_of_means_has_another_gradient(shards, mean_of_means) -> None:
-    assert furthest(*(first_gradients(shards, f"batch.micro_sequences={n}") for n in (1, 4))) > 1e-4
+    assert furthest(*(third_gradients(shards, f"batch.micro_sequences={n}") for n in (1, 4))) > 1e-4
 
 
 def curve(shards: Path, micro: int) -> list[tuple[float, ...]]:
@@ -92,6 +94,19 @@ def test_the_logged_loss_is_the_token_mean_of_the_whole_update(shards) -> None:
     with patch.object(UpdateTask, "_accumulate", by_hand):
         run = fit(shards, *TWENTY, "trainer.max_steps=3", "batch.micro_sequences=1")
     assert [row[1] for row in metrics(run.folder, "train/loss")] == pytest.approx(first, abs=1e-5)
+
+
+def test_four_updates_of_eight_micro_batches_are_four_steps_of_the_schedule(shards, monkeypatch) -> None:
+    read: list[int] = []
+    count = CausalLM.count
+    monkeypatch.setattr(CausalLM, "count", lambda task, batch: read.append(task.training) or count(task, batch))
+    wsd = ("schedule=wsd", "schedule.warmup=0", "schedule.decay=0.5", "schedule.final=0.1", "optimizer.lr=0.01")
+    run = fit(shards, *wsd, "trainer.max_steps=4", "batch.micro_sequences=1")
+    assert (run.summary["steps"], sum(read)) == (4, 32)
+    rates = [row[1] for row in metrics(run.folder, "train/lr")]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == 0.01
+    assert rates[-1] == pytest.approx(0.001, rel=0.01)
 
 
 class Successor(nn.Module):

@@ -115,7 +115,7 @@ def test_a_slow_dataset_fires_both_warnings(shards, monkeypatch) -> None:
 @pytest.fixture
 def measured(monkeypatch) -> list[torch.dtype]:
     calls: list[torch.dtype] = []
-    monkeypatch.setattr(peak, "_measure", lambda dtype: calls.append(dtype) or 1e9)
+    monkeypatch.setattr(peak, "_measure", lambda dtype, threads: calls.append(dtype) or 1e9)
     return calls
 
 
@@ -149,7 +149,7 @@ def test_an_unreadable_value_for_this_very_machine_is_measured_anew(tmp_path, me
 
 
 def test_a_real_measurement_is_plausible() -> None:
-    assert 1e8 < peak._measure(torch.float32, size=128, rounds=2) < 1e14
+    assert 1e8 < peak._measure(torch.float32, 1, size=128, rounds=2) < 1e14
 
 
 @pytest.mark.parametrize(

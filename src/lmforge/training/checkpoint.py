@@ -60,7 +60,7 @@ def local_piece(tensor: Tensor) -> Piece | None:
     if any(isinstance(p, Replicate) and c > 0 for p, c in zip(placements, coordinate, strict=True)):
         return None
     _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    local = tensor.detach().to_local()
+    local = tensor.to_local().detach()
     return Piece(local, tuple(offset), tuple(tensor.shape)) if local.numel() else None
 
 

@@ -5,6 +5,7 @@ Every parameter group keeps its peak rate in `peak_lr`; the training step sets `
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,40 @@ def _adamw(
         {"params": plain, "weight_decay": 0.0, "peak_lr": lr},
     ]
     groups = [group for group in groups if group["params"]]
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters.values()):
+        return WideAdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps)
     return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
+
+
+class WideAdamW(Optimizer):
+    """AdamW for weights that are stored in 16 bits: moments and arithmetic in float32.
+
+    In the weights' own dtype the squares of ordinary gradients vanish in float16, and bfloat16's second moment stops
+    moving; only the weight itself is rounded here.
+    """
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(p, p.grad.float(), group)
+
+    def _step(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.state[p], group["betas"]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
+        state["step"] += 1
+        count = float(state["step"])
+        mean = state["exp_avg"].lerp_(gradient, 1.0 - beta1) / (1.0 - beta1**count)
+        square = state["exp_avg_sq"].lerp_(gradient.square(), 1.0 - beta2) / (1.0 - beta2**count)
+        weight = p.float() * (1.0 - group["lr"] * group["weight_decay"])
+        p.copy_(weight.addcdiv_(mean, square.sqrt_().add_(group["eps"]), value=-group["lr"]))
 
 
 class Muon(Optimizer):

@@ -3,7 +3,7 @@
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
@@ -20,7 +20,7 @@ class _QuietSignals(_SignalConnector):
 
 
 def replace_lightnings_signals(trainer: pl.Trainer) -> None:
-    """Also drops the broadcast before every batch (0.8 ms a step on two CPU ranks); `Control.agree` carries the flag."""
+    """Also drops the broadcast before every batch (0.8 ms a step on two CPU ranks): `Control.agree` does that."""
     trainer._signal_connector = _QuietSignals(trainer)
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
@@ -31,7 +31,7 @@ class Preemption(pl.Callback):
     Any one rank is enough: the flag travels with the step's agreement. Must come after the checkpoint callback.
     """
 
-    SIGNALS = {signal.SIGTERM: "terminate", signal.SIGUSR1: "requeue"}
+    SIGNALS: ClassVar = {signal.SIGTERM: "terminate", signal.SIGUSR1: "requeue"}
 
     def __init__(self) -> None:
         self.asked: dict[str, int] = dict.fromkeys(self.SIGNALS.values(), 0)

@@ -157,10 +157,8 @@ def find_checkpoint(folder: Path, word: str, keep: Keep, report: Any) -> Checkpo
         path = Path(word)
         path = path if path.exists() or path.is_absolute() else folder / word
         if not path.exists():
-            names = [p.name for p in folder.glob("step-*")]
-            raise UsageError(
-                f"ckpt={word}: there is no such checkpoint; allowed: best, last, a folder{did_you_mean(nearest(word, names))}"
-            )
+            hint = did_you_mean(nearest(word, [p.name for p in folder.glob("step-*")]))
+            raise UsageError(f"ckpt={word}: there is no such checkpoint; allowed: best, last, a folder{hint}")
         checkpoint = Checkpoint(path)
         checkpoint.verify()
         return checkpoint
@@ -180,7 +178,8 @@ def check_data(checkpoint: Checkpoint | None, fingerprint: str) -> None:
     if checkpoint is not None and checkpoint.state["data"] != fingerprint:
         raise UsageError(
             f"resume: the data are not those of {checkpoint.folder} (fingerprint {checkpoint.state['data']}, now "
-            f"{fingerprint}); the text, the tokenizer, the context, the batch or the seed has changed. weights= starts anew"
+            f"{fingerprint}); the text, the tokenizer, the context, the batch or the seed has changed. "
+            "weights= starts anew"
         )
 
 

@@ -29,7 +29,7 @@ class Samples(pl.Callback):
         if self.validations % self.every and trainer.global_step < pl_module.total_steps:
             return
         network = pl_module.network
-        prompt = encode_prompt(tokenizer, self.prompt, network.context, keep_end=True)
+        prompt = encode_prompt(tokenizer, self.prompt, network.context, keep_end=True)  # type: ignore[arg-type]
         ids = generate_ids(network, prompt, self.most, self.sampling, self.seed, tokenizer.eos, tokenizer.size)
         self.text = self.prompt + "".join(stream_text(tokenizer, ids))
         if trainer.is_global_zero and sys.stderr.isatty() and trainer.global_step < pl_module.total_steps:

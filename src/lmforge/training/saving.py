@@ -40,7 +40,7 @@ def weight_pieces(network: nn.Module) -> dict[str, Piece]:
 
 def optimizer_pieces(network: nn.Module, optimizers: list[Optimizer]) -> dict[str, Piece]:
     """This rank's pieces of the optimizers' tensors, named `<parameter>/<slot>`."""
-    names = {parameter: name for name, parameter in network.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     slots = {
         f"{names[parameter]}/{slot}": value
         for optimizer in optimizers

@@ -1,4 +1,4 @@
-"""Tokens per second, model FLOPs utilisation, waiting for data, memory: measured over the whole run and per interval."""
+"""Tokens per second, model FLOPs utilisation, waiting for data, memory: over the whole run and per interval."""
 
 import resource
 import sys
