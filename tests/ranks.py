@@ -23,7 +23,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run_ranks(job: Callable[..., Any], world: int, *args: Any, seconds: float = 90.0) -> list[Any]:
+def run_ranks(job: Callable[..., Any], world: int, *args: Any, seconds: float = 150.0) -> list[Any]:
     """Call `job(*args)` on `world` ranks as torchrun would start them; their results in order of rank.
 
     Raises AssertionError with every failed rank's traceback, or its exit code when it died without one.

@@ -2,12 +2,13 @@
 
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 
 import pytest
-
 from changes import SLOW_STEPS, SLOW_WRITES
+
 from lmforge.training.checkpoint import Checkpoint, list_checkpoints
 from lmforge.training.csvlog import read_rows
 
@@ -69,10 +70,12 @@ def test_at_random_moments_on_two_processes(program, strategy) -> None:
 
 
 @pytest.mark.slow
-def test_kill_of_the_first_process_takes_the_second_along(program) -> None:
+@pytest.mark.parametrize("steps", [0, 3])
+def test_the_second_process_does_not_outlive_the_first(program, steps) -> None:
+    """Killed while it trains, or before the second has found it."""
     running = program.start("strategy=fsdp", "trainer.devices=2", "trainer.max_steps=100000")
-    running.wait_for(lambda: program.runs() and logged(program.run()) >= 3)
-    running.send(9)
+    running.wait_for(lambda: running.children() and (not steps or logged(program.run()) >= steps))
+    running.send(signal.SIGKILL)
     assert running.left_behind(30) == []
 
 

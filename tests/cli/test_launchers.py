@@ -17,9 +17,8 @@ from lmforge.training.csvlog import read_rows
 
 def execute(words: list[str], folder: Path, environment: dict[str, str], seconds: float = 120.0) -> Outcome:
     """Run a command in a session of its own; kills all of it when it hangs."""
-    process = subprocess.Popen(
-        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )  # fmt: skip
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **pipes)
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -83,7 +82,7 @@ def test_a_sweep_on_two_devices(program) -> None:
 def test_two_runs_started_at_once(program) -> None:
     """Always two folders, each with the seed of its own words."""
     for _ in range(3):
-        both = [program.start(f"seed={seed}", "trainer.max_steps=1", f"name=seed{seed}", "name=both") for seed in (1, 2)]
+        both = [program.start(f"seed={seed}", "trainer.max_steps=1", "name=both") for seed in (1, 2)]
         assert [running.finish().code for running in both] == [0, 0]
     seeds = [yaml.safe_load((run / "config.yaml").read_text())["seed"] for run in program.runs("both")]
     assert sorted(seeds) == [1, 1, 1, 2, 2, 2]

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from commands import ROOT, run_command
 
 README = (ROOT / "README.md").read_text()

@@ -1,6 +1,7 @@
 """resume= on the command line: finished runs, locked folders, changed words."""
 
 from changes import SLOW_STEPS
+
 from lmforge.training.csvlog import read_rows
 from lmforge.training.schedules import Linear
 

@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-
 from changes import SLOW_STEPS
+
 from lmforge.training.checkpoint import list_checkpoints
 from lmforge.training.csvlog import read_rows
 
@@ -32,7 +32,8 @@ def test_signals(program, number, code, devices) -> None:
     assert outcome.code == code, outcome.output
     assert running.left_behind() == []
     run = program.run()
-    assert f"stopped at step {logged(program)} and saved; go on with: python train.py resume={run.relative_to(program.folder)}" in outcome.output  # fmt: skip  # noqa: E501
+    resume = f"python train.py resume={run.relative_to(program.folder)}"
+    assert f"stopped at step {logged(program)} and saved; go on with: {resume}" in outcome.output
     assert list_checkpoints(run / "checkpoints")[-1].name == f"step-{logged(program):08d}"
     assert not (run / "summary.json").exists()
     again = program.train(*words, "resume=auto")
@@ -59,4 +60,3 @@ def test_a_child_that_gets_the_signal(program) -> None:
     outcome = running.finish(30)
     assert outcome.code == 143, outcome.output
     assert running.left_behind() == []
-

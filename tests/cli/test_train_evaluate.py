@@ -22,7 +22,7 @@ def test_fsdp_in_bf16(program, devices) -> None:
     outcome = program.train("strategy=fsdp", "precision=bf16-mixed", f"trainer.devices={devices}")
     assert outcome.code == 0, outcome.output
     run = program.run()
-    assert f"strategy    fsdp, bf16-mixed: weights float32, compute bfloat16" in outcome.output
+    assert "strategy    fsdp, bf16-mixed: weights float32, compute bfloat16" in outcome.output
     assert len(list((run / "checkpoints").glob("step-00000020/weights-*"))) == devices
     assert (run / "metrics.csv").read_text().count("\n") == 21
     scored = program(f"python evaluate.py run={run}")
@@ -92,7 +92,7 @@ def test_new_run_from_weights(program) -> None:
 
 
 def test_what_a_run_leaves_behind(program) -> None:
-    """The resolved config with the override, seed, code version, packages and command: in the folder, in each logger."""
+    """Resolved config with the override, seed, code version, packages, command: in the folder and in each logger."""
     outcome = program.train("logger=many", "trainer.max_steps=2", "optimizer.lr=0.00123", "seed=7")
     assert outcome.code == 0, outcome.output
     run = program.run()

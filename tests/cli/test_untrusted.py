@@ -28,7 +28,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "in a group": {"callbacks": {"evil": {"_target_": "os.system", "command": MARK}}},
     "through a module": {"callbacks": {"evil": {"_target_": "logging.os.system", "command": MARK}}},
     "exec": {"logger": {"evil": {"_target_": "builtins.exec", "_args_": [f"import os; os.system('{MARK}')"]}}},
-    "nested": {"callbacks": {"samples": {"_target_": "lmforge.training.samples.Samples", "prompt": {"_target_": "os.system", "command": MARK}}}},  # fmt: skip  # noqa: E501
+    "nested": {"callbacks": {"samples": {"prompt": {"_target_": "os.system", "command": MARK}}}},
     "interpolated": {"name": "os.system", "callbacks": {"evil": {"_target_": "${name}", "command": MARK}}},
     "the model": {"model": {"_target_": "os.system", "command": MARK}},
     "partial": {"model": {"_partial_": True}},
@@ -51,8 +51,8 @@ def test_targets_in_the_config(program, stranger) -> None:
 def test_objects_in_yaml(program, stranger) -> None:
     with (stranger / "config.yaml").open("a") as file:
         file.write(f"\nevil: !!python/object/apply:os.system ['{MARK}']\n")
-    for line in (f"python evaluate.py run={stranger}", f"lmforge generate run={stranger}", f"python train.py resume={stranger}"):  # fmt: skip
-        assert program(line).code == 2
+    for line in ("python evaluate.py run=", "lmforge generate run=", "python train.py resume="):
+        assert program(f"{line}{stranger}").code == 2
     assert not list(program.folder.rglob("marker"))
 
 

@@ -125,7 +125,13 @@ def test_auto_strategy(compose, words, kind):
 
 
 @pytest.mark.parametrize(
-    ("flags", "resolved"), [({"amx_bf16"}, "bf16-mixed"), ({"avx512_bf16"}, "bf16-mixed"), ({"avx512f", "avx2"}, "32-true"), (set(), "32-true")]
+    ("flags", "resolved"),
+    [
+        ({"amx_bf16"}, "bf16-mixed"),
+        ({"avx512_bf16"}, "bf16-mixed"),
+        ({"avx512f", "avx2"}, "32-true"),
+        (set(), "32-true"),
+    ],
 )
 def test_auto_precision_needs_hardware_made_for_it(flags, resolved):
     assert machine.resolve_precision("auto", "cpu", frozenset(flags)) == resolved

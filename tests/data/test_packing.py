@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from builders import packed
+from lmforge.config.errors import UsageError
 from lmforge.data.packing import EMPTY, IGNORED, PackedRows
 
 
@@ -128,3 +129,25 @@ def test_a_limit_keeps_the_first_rows(tmp_path) -> None:
     rows = packed(tmp_path / "s", [list(range(100))], 8)
     assert len(PackedRows(rows.shards, 8, limit=3)) == 3
     assert len(PackedRows(rows.shards, 8, limit=10_000)) == len(rows) == 13
+
+
+@pytest.mark.parametrize("stride", [1, 3, 8])
+def test_overlapping_rows_score_every_target_once_with_more_context(tmp_path, stride) -> None:
+    documents = random_documents(3)
+    rows = packed(tmp_path, documents, 8)
+    overlapping = PackedRows(rows.shards, 8, stride=stride)
+    batch = overlapping.batch(np.arange(len(overlapping)))
+    labelled = (batch["labels"] != IGNORED).numpy()
+    place = np.arange(len(overlapping))[:, None] * stride + np.arange(8)
+    scored = np.sort(place[labelled])
+    ends = np.cumsum([len(document) for document in documents]) - 1
+    assert scored.tolist() == [i for i in range(ends[-1]) if i not in ends]
+    seen = np.broadcast_to(np.arange(8), labelled.shape)[1:][labelled[1:]]
+    assert (seen >= 8 - stride).all()
+
+
+@pytest.mark.parametrize("stride", [0, -1, 9])
+def test_a_stride_that_leaves_gaps_or_never_moves_is_refused(tmp_path, stride) -> None:
+    rows = packed(tmp_path, [[0, 5, 1]], 8)
+    with pytest.raises(UsageError, match=f"stride={stride}"):
+        PackedRows(rows.shards, 8, stride=stride)

@@ -37,7 +37,7 @@ Facts = dict[str, Any]
 Change = Callable[[], None]
 
 
-def train_on(world: int, plain: dict[str, Any], folder: Path, *changes: Change, seconds: float = 90.0) -> list[Facts]:
+def train_on(world: int, plain: dict[str, Any], folder: Path, *changes: Change, seconds: float = 150.0) -> list[Facts]:
     """Train a run (or go on with it) on `world` real ranks; what each saw, in order of rank."""
     plain = {**plain, "trainer": {**plain["trainer"], "devices": world}}
     return run_ranks(watched, world, plain, str(folder), *changes, seconds=seconds)

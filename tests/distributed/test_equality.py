@@ -1,11 +1,13 @@
 """DDP and FSDP on real ranks train exactly as one process does, and the comparison would notice if they did not."""
 
+import math
+from functools import partial
 from pathlib import Path
 
-import pytest
-
 import jobs
+import pytest
 from jobs import train_on
+
 from tiny import compose, metrics, new_run, train
 
 COLUMNS = ("train/loss", "train/grad_norm", "val/loss", "val/accuracy")
@@ -41,13 +43,16 @@ def spread(shards: Path, words: str, numbers: tuple[str, ...], *changes: jobs.Ch
 
 
 def differences(rows: Rows, others: Rows, tolerance: float) -> list[tuple[float, ...]]:
+    """Rows that are not alike; every step must be there once, with a finite loss and gradient."""
     assert [row[0] for row in rows] == [row[0] for row in others] == list(range(1, len(others) + 1))
+    assert all(map(math.isfinite, (value for row in rows for value in row[1:3])))
     pairs = zip(rows, others, strict=True)
     return [ours for ours, theirs in pairs if ours != pytest.approx(theirs, rel=tolerance, nan_ok=True)]
 
 
-DOUBLE, SINGLE = ("precision=64-true",), ("precision=32-true",)
+DOUBLE, SINGLE, HALF = ("precision=64-true",), ("precision=32-true",), ("precision=bf16-mixed",)
 LONG = "trainer.max_steps=20"
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
@@ -60,18 +65,22 @@ LONG = "trainer.max_steps=20"
         ("strategy=ddp trainer.devices=3 batch.micro_sequences=1", DOUBLE, 1e-9),
         ("strategy=fsdp trainer.devices=3 trainer.activation_checkpointing=2", DOUBLE, 1e-9),
         ("strategy=ddp trainer.devices=4 trainer.activation_checkpointing=1", DOUBLE, 1e-9),
-        ("strategy=fsdp trainer.devices=4 batch.micro_sequences=1 strategy.reshard_after_forward=false", DOUBLE, 1e-9),
+        slow(
+            "strategy=fsdp trainer.devices=4 batch.micro_sequences=1 strategy.reshard_after_forward=false", DOUBLE, 1e-9
+        ),
         ("strategy=fsdp trainer.devices=1", DOUBLE, 1e-9),
         ("strategy=ddp trainer.devices=2", (*DOUBLE, "optimizer=muon"), 1e-9),
         ("strategy=fsdp trainer.devices=2", (*DOUBLE, "optimizer=muon"), 1e-9),
-        ("strategy=fsdp trainer.devices=3", (*SINGLE, "optimizer=muon"), 1e-3),
-        ("strategy=ddp trainer.devices=2", ("precision=bf16-mixed",), 5e-2),
-        ("strategy=fsdp trainer.devices=2", ("precision=bf16-mixed",), 5e-2),
-        ("strategy=fsdp trainer.devices=2", ("precision=bf16-true",), 5e-2),
+        slow("strategy=fsdp trainer.devices=3", (*SINGLE, "optimizer=muon"), 1e-3),
+        ("strategy=ddp trainer.devices=2", HALF, 5e-2),
+        ("strategy=fsdp trainer.devices=2", HALF, 5e-2),
+        slow("strategy=fsdp trainer.devices=2", ("precision=bf16-true",), 5e-2),
     ],
 )
 def test_ranks_equal_one_process(shards, alone, words, numbers, tolerance) -> None:
-    assert differences(spread(shards, words, numbers), alone(*numbers), tolerance) == []
+    columns = slice(None) if tolerance < 1e-2 else slice(-1)  # one token more or less is a jump in accuracy
+    rows, expected = spread(shards, words, numbers), alone(*numbers)
+    assert differences([row[columns] for row in rows], [row[columns] for row in expected], tolerance) == []
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

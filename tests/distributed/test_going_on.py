@@ -1,19 +1,21 @@
 """A stopped run goes on as if nothing had happened, on as many ranks as there are then and under any strategy."""
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jobs
 import numpy as np
 import pytest
-
-import jobs
 from jobs import Facts, digits, last_checkpoint, stop_after, train_on, weights
+
 from lmforge.data.shards import write_shards
 from tiny import compose, metrics, new_run
 
 COLUMNS = ("train/loss", "train/grad_norm", "val/loss", "val/bits_per_byte")
 STEPS = 12
+slow = partial(pytest.param, marks=pytest.mark.slow)
 SEQUENCES = 12
 
 
@@ -33,8 +35,13 @@ def settings(shards: Path, strategy: str, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "starts", [[("fsdp", 2), ("single", 1), ("ddp", 3)], [("ddp", 2), ("fsdp", 3), ("fsdp", 1)], [("single", 1), ("fsdp", 2)]]
-)  # fmt: skip
+    "starts",
+    [
+        [("fsdp", 2), ("single", 1), ("ddp", 3)],
+        [("single", 1), ("fsdp", 2)],
+        slow([("ddp", 2), ("fsdp", 3), ("fsdp", 1)]),
+    ],
+)
 def test_on_other_ranks(shards, alone, starts) -> None:
     """Stopped after 4 and 8 updates; nothing is left out or done twice and every number is the uninterrupted run's."""
     words = ("precision=64-true", "batch.micro_sequences=2")
@@ -72,7 +79,7 @@ def test_the_same_digits(shards, strategy) -> None:
     assert [first["draws"][step] for step in range(4, 9)] == list(second["draws"].values())
 
 
-@pytest.mark.parametrize("forget", [jobs.forget_position, jobs.forget_moments, jobs.forget_step_in_draws])
+@pytest.mark.parametrize("forget", [jobs.forget_position, slow(jobs.forget_moments), slow(jobs.forget_step_in_draws)])
 def test_what_a_resume_forgets_is_noticed(shards, forget) -> None:
     plain = dropping_out(shards, "ddp")
     whole, parts = new_run(plain).path, new_run(plain).path
@@ -86,9 +93,9 @@ def dropping_out(shards: Path, strategy: str) -> dict[str, Any]:
     return settings(shards, strategy, "model.dropout=0.1", "trainer.max_steps=8", "optimizer=muon")
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, slow(2)])
 def test_six_samples(tmp_path, accumulation) -> None:
-    """Six rows, one a micro-batch, on two ranks: after a stop in the middle of an epoch exactly the unseen rows follow."""
+    """Six rows, one a micro-batch, on two ranks: after a stop in mid-epoch exactly the unseen rows follow."""
     documents = [np.full(16, number + 2) for number in range(6)]
     shards = write_shards(tmp_path / "six", {"train": documents, "val": documents[:1]}, vocab_size=50)
     words = ("model.context=16", "batch.micro_sequences=1", f"batch.sequences={2 * accumulation}", "strategy=ddp")
@@ -106,5 +113,6 @@ def rows_of(starts: list[list[Facts]]) -> list[int]:
     rows = {}
     for facts in starts:
         for rank in facts:
-            rows |= dict(zip(sum(rank["numbers"].values(), []), sum(rank["rows"].values(), []), strict=True))
+            for update, numbers in rank["numbers"].items():
+                rows |= dict(zip(numbers, rank["rows"][update], strict=True))
     return [rows[number] for number in sorted(rows)]

@@ -2,16 +2,22 @@
 
 from pathlib import Path
 
-import pytest
-
 import jobs
+import pytest
 from jobs import Facts, train_on
+
 from lmforge.data.shards import read_manifest
 from tiny import compose, new_run
 
 
 def drawn(shards: Path, *words: str) -> list[Facts]:
-    common = ("strategy=ddp", "trainer.devices=2", "batch.sequences=4", "batch.micro_sequences=1", "trainer.max_steps=8")
+    common = (
+        "strategy=ddp",
+        "trainer.devices=2",
+        "batch.sequences=4",
+        "batch.micro_sequences=1",
+        "trainer.max_steps=8",
+    )
     plain = compose(shards, *common, "data.limit_train_rows=16", *words)
     return train_on(2, plain, new_run(plain).path, jobs.random_rows)
 

@@ -2,8 +2,8 @@
 
 import pytest
 import yaml
-
 from jobs import train_on
+
 from tiny import compose, metrics, new_run
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import jobs
 import numpy as np
 import pytest
-
-import jobs
 from jobs import compose_evaluation, train_on, weights
+
 from lmforge.data.shards import write_shards
 from ranks import run_ranks
 from tiny import compose, evaluate, new_run, train

@@ -110,7 +110,7 @@ def drawn(sampling: Sampling, draws: int = 4000, logits: Tensor = LOGITS) -> Ten
         (Sampling(1.0, top_p=0.35), [0, 1, 0, 0]),
         (Sampling(1.0, top_p=0.6), [0, 4 / 7, 3 / 7, 0]),
         (Sampling(1.0, top_p=1.0), [0.1, 0.4, 0.3, 0.2]),
-        (Sampling(1.0, top_k=3, top_p=0.5), [0, 4 / 7, 3 / 7, 0]),
+        (Sampling(1.0, top_k=2, top_p=0.5), [0, 1, 0, 0]),
     ],
 )
 def test_ids_are_drawn_with_the_stated_odds(sampling, expected) -> None:

@@ -5,11 +5,11 @@ import warnings
 
 import pytest
 import torch
-from tiny import compose, metrics, new_run, train
 
 from lmforge.models.gpt import GPT
 from lmforge.parallel.plan import Plan
 from lmforge.parallel.precision import ForwardPrecision
+from tiny import compose, metrics, new_run, train
 
 COLUMNS = ("train/loss", "train/grad_norm", "val/loss")
 

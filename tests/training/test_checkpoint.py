@@ -159,6 +159,9 @@ def test_a_broken_checkpoint_is_passed_over_by_name_and_refused_when_asked_for(t
     assert newest.step == 2
     assert len(reports) == 1
     assert str(broken) in reports[0]
+    if spoil is not flip:  # which only reading the whole file can show
+        with pytest.raises(UsageError, match="incomplete or corrupt checkpoint"):
+            Checkpoint(broken)
     for word in ("step-00000003", str(broken)):
         with pytest.raises(UsageError, match=f"incomplete or corrupt checkpoint .*{broken.name}"):
             find_checkpoint(tmp_path, word, KEEP, reports.append)

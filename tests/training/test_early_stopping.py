@@ -88,5 +88,8 @@ def test_the_count_survives_a_resume(shards, monkeypatch) -> None:
 
 def test_a_run_killed_between_the_decision_and_its_end_still_ends(shards) -> None:
     run = fit(shards, *STOPPING)
+    files = {path: path.stat().st_mtime_ns for path in (run.folder / "checkpoints").glob("*/*")}
     again = fit(shards, *STOPPING, folder=run.folder)
     assert (again.summary["steps"], again.summary["reason"]) == (4, "early_stopping")
+    assert again.summary["val/loss"] == run.summary["val/loss"]
+    assert {path: path.stat().st_mtime_ns for path in (run.folder / "checkpoints").glob("*/*")} == files

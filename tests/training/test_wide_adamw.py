@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from tiny import compose, metrics, new_run, train
 
 from lmforge.training.optimizers import WideAdamW
+from tiny import compose, metrics, new_run, train
 
 
 def steps(kind: type, dtype: torch.dtype, **options: float) -> torch.Tensor:

@@ -18,7 +18,7 @@ from lmforge.config import helptext, sweep
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder, to_config
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
-from lmforge.config.launch import RUN_VARIABLE, Launch, read_launch
+from lmforge.config.launch import RUN_VARIABLE, Launch, end_with_parent, read_launch
 from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
@@ -80,7 +80,9 @@ class FrontDoor:
 
     def _start_frozen(self, run: RunFolder) -> int:
         """A child rank, or a sweep's job: the config is the folder's, nothing is composed again."""
-        if self.launch.kind != "child" and len(self.argv) > 1:
+        if self.launch.kind == "child":
+            end_with_parent()
+        elif len(self.argv) > 1:
             raise UsageError(
                 f"{RUN_VARIABLE}={run.path} is set, so typed words have no effect; unset it to start a new run"
             )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lmforge.config.errors import UsageError
+from lmforge.config.errors import Exit, UsageError
 
 RUN_VARIABLE = "LMFORGE_RUN"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+ORPHAN_SECONDS = 10.0  # what a child may still need when its parent has ended
 INTERACTIVE = ("bash", "sh", "zsh", "interactive")
 
 
@@ -106,3 +109,15 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(text)
     except ValueError:
         raise UsageError(f"{name}={text}: the launcher's variable must hold a whole number") from None
+
+
+def end_with_parent() -> None:
+    """Ends this process soon after the one that started it, without which it could wait half an hour to connect."""
+    threading.Thread(target=_outlive, args=(os.getppid(),), name="parent-watch", daemon=True).start()
+
+
+def _outlive(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(ORPHAN_SECONDS)
+    os._exit(int(Exit.FAILED))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 Kind = Literal["int", "float", "number", "bool", "text", "path", "name", "node"]
 OnResume = Literal["free", "logged", "refused"]
 
-METRICS = ("val/loss", "val/bits_per_byte", "val/perplexity", "val/accuracy", "train/loss")
+METRICS = ("val/loss", "val/bits_per_byte", "val/perplexity", "val/accuracy")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu", "hpu")
 STRATEGIES = ("auto", "single", "ddp", "fsdp")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
@@ -79,6 +79,7 @@ KEYS: dict[str, Key] = {
     "data.vocab_size": Key("int", low=258),
     "data.tokenizer": PATH_OR_NULL,
     "data.context": COUNT,
+    "data.stride": _logged(COUNT_OR_NULL),
     "data.num_workers": _free(FROM_ZERO),
     "data.pin_memory": _free(FLAG),
     "data.prefetch": _free(COUNT_OR_NULL),

@@ -35,18 +35,20 @@ class TokenWindows(pl.LightningDataModule):
         self,
         folder: Path,
         context: int,
+        stride: int | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         prefetch: int | None = None,
         limit_train_rows: int | None = None,
     ):
         super().__init__()
-        self.folder, self.context, self.limit_train_rows = Path(folder), context, limit_train_rows
+        self.folder, self.context, self.stride = Path(folder), context, context if stride is None else stride
+        self.limit_train_rows = limit_train_rows
         self.num_workers, self.pin_memory, self.prefetch = num_workers, pin_memory, prefetch
         self.manifest: dict[str, Any] = read_manifest(self.folder)
         tokenizer = self.folder / "tokenizer.json"
         self.tokenizer = Tokenizer.load(tokenizer) if tokenizer.exists() else None
-        self.train = self._rows("train", limit_train_rows)
+        self.train = PackedRows(TokenShards.open(self.folder, "train"), context, limit_train_rows)
         self.train_loader: TimedLoader | None = None
         if len(self.train) == 0:
             raise UsageError(f"{self.folder}: the train split holds no target token")
@@ -76,10 +78,8 @@ class TokenWindows(pl.LightningDataModule):
         return self.samples_at(step) / len(self.train)
 
     def rows(self, split: str) -> PackedRows:
-        return self.train if split == "train" else self._rows(split, None)
-
-    def _rows(self, split: str, limit: int | None) -> PackedRows:
-        return PackedRows(TokenShards.open(self.folder, split), self.context, limit)
+        """Rows to score: of overlapping ones only the last `stride` positions count."""
+        return PackedRows(TokenShards.open(self.folder, split), self.context, stride=self.stride)
 
     def train_dataloader(self) -> "TimedLoader":
         order = SampleOrder(len(self.train), self.seed)

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmforge.config.errors import UsageError
 from lmforge.data.order import Integers
 from lmforge.data.shards import TokenShards
 
@@ -12,15 +13,19 @@ EMPTY = -1  # a row number that stands for a row without any target
 
 
 class PackedRows:
-    """Row `i` holds tokens `[i * context, (i + 1) * context)` and the one after as its last label.
+    """Row `i` holds the `context` tokens from `i * stride` on, and the one after as its last label.
 
-    So every token but each document's first is a target exactly once, whatever the row length. A label never crosses
-    into another document, `doc_ids` number the documents of a row, `positions` restart with each of them.
+    Every token but each document's first is a target exactly once, whatever the row length and stride: of a row that
+    overlaps the one before, only the last `stride` positions have labels. A label never crosses into another document,
+    `doc_ids` number the documents of a row, `positions` restart with each of them.
     """
 
-    def __init__(self, shards: TokenShards, context: int, limit: int | None = None):
-        self.shards, self.context = shards, context
-        rows = max(0, -(-(shards.n_tokens - 1) // context))
+    def __init__(self, shards: TokenShards, context: int, limit: int | None = None, stride: int | None = None):
+        self.shards, self.context, self.stride = shards, context, context if stride is None else stride
+        if not 0 < self.stride <= context:
+            raise UsageError(f"stride={stride}: must be at least 1 and at most the context, {context}")
+        targets = shards.n_tokens - 1
+        rows = 0 if targets < 1 else 1 + max(0, -(-(targets - context) // self.stride))
         self.rows = rows if limit is None else min(rows, limit)
 
     def __len__(self) -> int:
@@ -31,11 +36,12 @@ class PackedRows:
 
         A row number of `EMPTY`, and what lies beyond the last token, has ignored labels only.
         """
-        start = np.maximum(rows, 0)[:, None] * self.context
+        start = np.maximum(rows, 0)[:, None] * self.stride
         place = start + np.arange(self.context + 1)
         tokens = self.shards.gather(np.minimum(place, self.shards.n_tokens - 1))
         doc_ids, positions = self._documents(start[:, 0])
         target = (doc_ids[:, 1:] == doc_ids[:, :-1]) & (place[:, 1:] < self.shards.n_tokens) & (rows[:, None] >= 0)
+        target[rows > 0, : self.context - self.stride] = False  # the row before has scored them
         arrays = {
             "input_ids": tokens[:, :-1],
             "labels": np.where(target, tokens[:, 1:], IGNORED),

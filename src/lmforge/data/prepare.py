@@ -73,7 +73,7 @@ def prepare_stdlib(vocab_size: int, cache: Path) -> Path:
         stdlib_files(),
         stdlib_documents,
         lambda document: stdlib_family(document.name),
-        lambda n: (60, 40),
+        lambda n: (60, 20),
         keep_copies=False,
     )
     return _prepare(source, vocab_size, None, cache)

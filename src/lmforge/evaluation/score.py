@@ -43,7 +43,7 @@ def report(
         "targets": task.scored,
         "documents": facts["documents"] if cfg.limit_batches is None else None,
         "context": data.context,
-        "stride": data.context,
+        "stride": data.stride,
         "checkpoint": str(checkpoint.folder),
         "step": checkpoint.step,
         "hash": checkpoint.hash,

@@ -66,7 +66,7 @@ class Plan:
 def recompute(blocks: list[nn.Module], every: int) -> None:
     """Activation checkpointing: drop the activations of every k-th block and compute them again in backward."""
     for block in blocks[every - 1 :: every] if every else []:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def compile_blocks(blocks: list[nn.Module], backend: str | None) -> None:

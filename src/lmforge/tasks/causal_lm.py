@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lmforge.data.packing import IGNORED
+from lmforge.tasks.cross_entropy import summed_cross_entropy
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.metrics import Counts
 
@@ -25,8 +25,7 @@ class CausalLM(UpdateTask):
         labels = batch["labels"].flatten()
         assert self.parallel is not None
         logits = self.parallel.forward(batch["input_ids"], batch["doc_ids"], batch["positions"]).flatten(0, 1)
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        loss = F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
+        loss = summed_cross_entropy(logits, labels)
         return Counts(loss, *self._tally(logits.detach(), labels))
 
     @torch.no_grad()

@@ -77,7 +77,7 @@ def write_pieces(folder: Path, kind: str, rank: int, pieces: Mapping[str, Piece]
 
 
 def order_header(path: Path) -> None:
-    """Sort a file's metadata in place: safetensors writes them in random order, and equal tensors must be equal files."""
+    """Sort a file's metadata in place: the library writes them in random order, but equal tensors are equal files."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

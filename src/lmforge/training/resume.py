@@ -1,7 +1,7 @@
 """Going on from a checkpoint: weights, optimizer state, counters, metric sums and the callbacks' states."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -15,7 +15,7 @@ from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.assemble import warn
-from lmforge.training.checkpoint import Checkpoint, PieceReader
+from lmforge.training.checkpoint import Checkpoint, PieceReader, list_checkpoints
 from lmforge.training.preemption import Preemption
 from lmforge.training.saving import Keep, whole_checkpoints
 
@@ -101,8 +101,6 @@ class Restore(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
         state = self.checkpoint.state
-        if trainer.is_global_zero:
-            self.checkpoint.verify()
         load_weights(pl_module.network, self.checkpoint.reader("weights"))
         load_optimizers(pl_module.network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"))
         load_local(pl_module, self.checkpoint, trainer.global_rank, trainer.world_size)
@@ -139,8 +137,11 @@ class StartFrom(pl.Callback):
         load_weights(pl_module.network, self.reader)
 
 
-def newest_checkpoint(folder: Path, report: Any) -> Checkpoint | None:
-    """The newest whole checkpoint whose content is what was written; broken newer ones are named through `report`."""
+def newest_checkpoint(folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint whose content is what was written; broken newer ones are named through `report`.
+
+    None when nothing was ever saved; raises UsageError when all that was saved is broken, rather than start again.
+    """
     for checkpoint in reversed(whole_checkpoints(folder, report)):
         try:
             checkpoint.verify()
@@ -148,10 +149,14 @@ def newest_checkpoint(folder: Path, report: Any) -> Checkpoint | None:
             report(str(error))
         else:
             return checkpoint
+    if list_checkpoints(folder):
+        raise UsageError(
+            f"every checkpoint in {folder} is incomplete or corrupt; remove them to start from the beginning"
+        )
     return None
 
 
-def find_checkpoint(folder: Path, word: str, keep: Keep, report: Any) -> Checkpoint:
+def find_checkpoint(folder: Path, word: str, keep: Keep, report: Callable[[str], None]) -> Checkpoint:
     """`best`, `last` or a path -> a checkpoint that is whole; raises UsageError when there is none."""
     if word not in ("best", "last"):
         path = Path(word)
@@ -167,6 +172,7 @@ def find_checkpoint(folder: Path, word: str, keep: Keep, report: Any) -> Checkpo
         for checkpoint in best[:1]:
             checkpoint.verify()
             return checkpoint
+        report(f"ckpt=best: no checkpoint in {folder} has {keep.monitor}; the newest one is used")
     newest = newest_checkpoint(folder, report)
     if newest is None:
         raise UsageError(f"there is no complete checkpoint in {folder}")

@@ -52,6 +52,7 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
         "peak_memory_bytes": peak_memory_bytes(),
         "cpu_seconds": cpu_seconds(),
         "context": data.context,
+        "stride": data.stride,
         "reason": reason,
         "warnings": warnings,
     }
