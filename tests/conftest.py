@@ -1,5 +1,6 @@
 """Fixtures for all tests: a small corpus of token shards, and everything global put back afterwards."""
 
+import logging
 import os
 import random
 import signal
@@ -12,14 +13,17 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Environment, working folder, signal handlers, random streams and process group as they were before the test."""
+    """Environment, working folder, signal handlers, log level and random streams as they were before the test."""
     environment, handlers = dict(os.environ), {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR1)}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LMFORGE_RUN", "TORCHELASTIC_RUN_ID"):
         os.environ.pop(name, None)
     os.environ["WANDB_MODE"] = "offline"
     monkeypatch.chdir(tmp_path)
     streams = random.getstate(), np.random.get_state()
+    log = logging.getLogger("lmforge")
+    level = log.level
     yield
+    log.setLevel(level)
     random.setstate(streams[0])
     np.random.set_state(streams[1])
     for number, handler in handlers.items():

@@ -60,6 +60,8 @@ STATES: dict[str, dict[str, Any]] = {
     "a path outside": {"files": [{"file": "../../../secret", "bytes": 0, "sha256": ""}]},
     "no files": {"files": "os.system"},
     "no step": {"step": "$(touch marker)"},
+    "no count": {"samples": "os.system"},
+    "no metrics": {"metrics": ["os.system"]},
 }
 
 
@@ -74,5 +76,7 @@ def test_crafted_states(program, stranger) -> None:
     hidden = {"_instantiator": "os.system", "hyper_parameters": {"_class_path": "os.system", "command": MARK}}
     state.write_text(json.dumps(whole | hidden | {"callbacks": {"EarlyStop": {"_target_": "os.system", "best": MARK}}}))
     assert program(f"python evaluate.py run={stranger}").code == 0
-    program(f"python train.py resume={stranger} trainer.max_steps=3")
+    resumed = program(f"python train.py resume={stranger} trainer.max_steps=3")
+    assert resumed.code == 2
+    assert "incomplete or corrupt checkpoint" in resumed.output
     assert not list(program.folder.rglob("marker"))

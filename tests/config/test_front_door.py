@@ -45,7 +45,7 @@ def test_unknown_experiment_lists_the_known(door):
     [
         (["--help"], "experiment = gpt2-124m | gpt2-355m | nano"),
         (["--cfg", "job", "strategy=fsdp"], "context: ${model.context}"),
-        (["--cfg", "job", "--resolve"], "context: 256"),
+        (["--cfg", "job", "--resolve", "model.context=64"], "\n  context: 64"),
         (["--info", "defaults-tree"], "strategy: auto"),
         (["-sc", "install=bash"], "hydra_bash_completion"),
     ],
@@ -136,10 +136,71 @@ def test_resume_says_what_changed_and_records_it(door, compose):
 
 def test_finished_run_ends_with_a_word(door, compose):
     run = compose.run()
-    run.summary_file.write_text(json.dumps({"steps": 400, "reason": "max_steps"}))
+    run.summary_file.write_text(json.dumps({"steps": 10**6, "reason": "max_steps"}))
     result = door("train.py", "resume=auto")
     assert (result.code, result.jobs) == (0, [])
-    assert "is finished" in result.out
+    assert "is finished; a larger trainer.max_steps goes on" in result.out
+
+
+INTERRUPT = """
+import sys
+from lmforge.config.entry import run_front_door
+
+def job(cfg, run):
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        sys.exit(1) if cfg.seed else None
+        raise
+
+run_front_door("train", job)
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["escapes", "ended-by-a-library"])
+def test_ctrl_c_is_130(tmp_path, seed):
+    script = tmp_path / "train.py"
+    script.write_text(INTERRUPT)
+    done = subprocess.run([sys.executable, script, f"seed={seed}"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "interrupted by Ctrl-C\n")
+
+
+def test_a_librarys_own_exit_code_stays(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(INTERRUPT.replace("raise KeyboardInterrupt", "sys.exit(7)"))
+    assert subprocess.run([sys.executable, script], capture_output=True, timeout=60).returncode == 7
+
+
+def test_a_rank_with_a_problem_of_its_own_says_which_it_is(door, compose):
+    run = compose.run()
+    env = {"LMFORGE_RUN": str(run.path), "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    result = door("train.py", env={**env, "TEST_RAISE": "UsageError"})
+    assert result.code == 2
+    assert result.err.startswith("rank 1: python train.py: 1 problem\n  told to fail")
+    run.config_file.unlink()
+    assert door("train.py", env=env).err == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "said"),
+    [
+        (
+            "evaluate.py",
+            ["compile=inductor"],
+            "compile=inductor: compile is chosen for training and is no group of configs",
+        ),
+        ("evaluate.py", ["trainer=default"], "type its keys: trainer.accelerator, trainer.devices"),
+        ("evaluate.py", ["--cfg", "job", "optimizer=muon"], "groups here: paths, strategy, precision"),
+        ("generate.py", ["model=nano"], "model is chosen for training"),
+    ],
+)
+def test_groups_of_training_elsewhere(door, compose, script, words, said):
+    run = compose.run()
+    (run.checkpoints / "step-00000001").mkdir()
+    result = door(script, *words)
+    assert (result.code, result.jobs) == (2, [])
+    assert said in result.err
+    assert "+" not in result.err
 
 
 def test_stranger_cannot_execute_anything(door, compose, tmp_path):

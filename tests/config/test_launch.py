@@ -1,7 +1,7 @@
 import pytest
 
 from lmforge.config.errors import UsageError
-from lmforge.config.launch import Launch, read_launch
+from lmforge.config.launch import Launch, plain_environment, read_launch
 
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "1"}
 
@@ -65,6 +65,11 @@ def test_child_of_lightning():
     launch = launch_of(LMFORGE_RUN="runs/a/b", LOCAL_RANK="1", WORLD_SIZE="2")
     assert (launch.kind, launch.rank, launch.world_size) == ("child", 1, 2)
     assert launch_of(LMFORGE_RUN="runs/a/b") == Launch()
+
+
+@pytest.mark.parametrize(("kind", "plain"), [("none", True), ("child", True), ("torchrun", False), ("slurm", False)])
+def test_only_outer_launchers_bring_an_environment_of_their_own(kind, plain):
+    assert plain_environment(Launch(kind)) is plain
 
 
 def test_nonsense_from_a_launcher():

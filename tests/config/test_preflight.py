@@ -1,9 +1,11 @@
 import pytest
 
-from lmforge.config import checks, machine
+from lmforge.config import machine, machine_checks
 from lmforge.config.batch import batch_plan, strategy_kind
-from lmforge.config.checks import parameter_count, preflight
+from lmforge.config.checks import preflight
 from lmforge.config.errors import UsageError
+from lmforge.config.launch import Launch
+from lmforge.config.machine_checks import parameter_count
 
 
 def problems(compose, *typed):
@@ -39,8 +41,8 @@ def test_tokens_that_do_not_divide(compose):
     assert problem == "batch.tokens=1000: 1000 / data.context 256 = 3.906 sequences; use 768 or 1024"
 
 
-@pytest.mark.parametrize(("sequences", "context", "micro"), [(32, 256, 32), (64, 256, 32), (36, 256, 18), (7, 8192, 1)])
-def test_auto_micro_is_the_largest_divisor_within_8192_tokens(compose, sequences, context, micro):
+@pytest.mark.parametrize(("sequences", "context", "micro"), [(4, 256, 4), (64, 256, 4), (6, 256, 3), (7, 8192, 1)])
+def test_auto_micro_is_the_largest_divisor_within_1024_tokens_on_a_cpu(compose, sequences, context, micro):
     plan = batch_plan(compose.plain(f"batch.sequences={sequences}", f"model.context={context}"))
     assert plan.micro == micro
 
@@ -58,19 +60,23 @@ def test_exactly_one_batch_word(compose, words):
         (["model.d_model=100"], "model.d_model=100: must be a multiple of 8; near: 96"),
         (["model.d_ff=3"], "model.d_ff=3: must be a multiple of 8"),
         (["model.head_dim=31"], "needs an even head_dim"),
-        (["data.context=512", "batch.tokens=512"], "longer than model.context=256"),
+        (["model.context=128", "data.context=512", "batch.tokens=512"], "longer than model.context=128"),
         (["strategy=single", "trainer.devices=2"], "choose strategy=ddp or fsdp"),
         (["strategy=fsdp", "precision=16-mixed"], "precision=32-true|64-true|bf16-mixed|bf16-true can"),
         (["strategy=fsdp", "precision=16-true"], "FSDP2 has no float16"),
         (["trainer.max_steps=null"], "would never end"),
-        (["schedule.warmup=500"], "longer than the run (trainer.max_steps=400)"),
+        (["schedule.warmup=500", "trainer.max_steps=400"], "longer than the run (trainer.max_steps=400)"),
         (["trainer.devices=0"], "needs at least 1 device"),
         (["trainer.devices=1,1"], "names a device twice"),
         (["data=text", "data.path=no/such.txt"], "data.path=no/such.txt: no such file or folder"),
         (["data=tokens", "data.path=."], "no manifest.json in it"),
+        (["callbacks.early_stopping.mode=max"], "callbacks.early_stopping.monitor=val/bits_per_byte callbacks.early"),
+        (["callbacks.checkpoint.monitor=val/accuracy"], "type callbacks.checkpoint.mode=max"),
+        (["trainer.accelerator=cpu", "trainer.devices=0,1"], "trainer.devices=0,1: a list picks GPUs"),
         (["data.prefetch=2"], "set data.num_workers above 0"),
         (["weights=runs/none"], "weights=runs/none: no such run"),
         (["trainer.accelerator=tpu"], "needs the package torch_xla"),
+        (["trainer.accelerator=mps"], "only cpu and gpu (or cuda) are implemented"),
         (["logger=wandb", "logger.wandb.offline=false"], "WANDB_API_KEY"),
     ],
 )
@@ -80,10 +86,40 @@ def test_combinations_that_cannot_be(compose, monkeypatch, words, said):
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["strategy=fsdp", "precision=bf16-mixed"], ["strategy=ddp", "precision=16-mixed"], ["logger=many"]]
+    "words",
+    [
+        ["data.overlap=0.75", "callbacks.early_stopping=null"],
+        ["callbacks.checkpoint.monitor=val/accuracy", "callbacks.checkpoint.mode=max"],
+        ["strategy=fsdp", "precision=bf16-mixed"],
+        ["strategy=ddp", "precision=16-mixed"],
+        ["logger=many"],
+        [],
+    ],
 )
 def test_combinations_that_can_be(compose, words):
     assert problems(compose, *words) == []
+
+
+def test_gpus_must_be_visible(compose, monkeypatch):
+    monkeypatch.setattr(machine, "torch_has_gpu_build", lambda: True)
+    monkeypatch.setattr(machine, "gpu_count", lambda: 2)
+    assert problems(compose, "trainer.devices=2") == []
+    assert problems(compose, "trainer.devices=0,1") == []
+    assert "trainer.devices=4: this process sees 2 GPUs" in problems(compose, "trainer.devices=4")
+    assert "trainer.devices=1,2: this process sees 2 GPUs (0 to 1)" in problems(compose, "trainer.devices=1,2")
+    assert problems(compose, "trainer.devices=4", "trainer.accelerator=cpu") == []
+
+
+def test_several_machines_need_a_launcher(compose):
+    words = ["trainer.num_nodes=2", "trainer.devices=2"]
+    with pytest.raises(UsageError, match=r"torchrun --nnodes=2 --nproc-per-node=2 .* or srun --nodes=2 --ntasks-per"):
+        compose.plan(*words)
+    assert compose.plan(*words, launch=Launch("torchrun", 0, 4, 0, 2, 2)).plain["trainer"]["num_nodes"] == 2
+
+
+def test_accelerators_that_cannot_be_are_not_offered(compose):
+    composed = compose.composer.compose(compose.words("trainer.accelerator=tpux"))
+    assert composed.problems["trainer.accelerator"].endswith("allowed: one of auto, cpu, gpu, cuda")
 
 
 def test_wandb_goes_online_with_a_key(compose, monkeypatch):
@@ -108,7 +144,7 @@ def test_file_in_the_way_of_the_run_folder(compose, tmp_path):
 
 
 def test_disk_must_hold_one_checkpoint(compose, monkeypatch):
-    monkeypatch.setattr(checks.shutil, "disk_usage", lambda place: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda place: type("Usage", (), {"free": 1000}))
     assert "one checkpoint needs about" in problems(compose)[0]
 
 
@@ -144,6 +180,7 @@ def test_cpu_build_of_torch_cannot_use_a_gpu(monkeypatch):
     monkeypatch.setattr(machine.importlib.metadata, "version", lambda package: "2.13.0")
     monkeypatch.setattr(machine, "gpu_count", lambda: 0)
     assert "no GPU driver" in machine.missing_backend("gpu")
+    monkeypatch.setattr(machine, "gpus_have_bf16", lambda: True)
     monkeypatch.setattr(machine, "gpu_count", lambda: 2)
     assert machine.missing_backend("gpu") is None
     assert (machine.accelerator("auto"), machine.device_count("auto")) == ("gpu", 2)

@@ -9,7 +9,9 @@ import sys
 import pytest
 import yaml
 
+from lmforge.config import provenance
 from lmforge.config.errors import UsageError
+from lmforge.config.prepare import continue_run, open_run
 from lmforge.config.runs import RunFolder, all_runs, dump_yaml, find_auto, find_run, fingerprint, write_aside
 
 HOLD = r"""
@@ -17,15 +19,20 @@ import os, sys, time
 from lmforge.config.runs import RunFolder
 run = RunFolder(sys.argv[1])
 run.lock()
+ready, done = os.pipe()
 child = os.fork() if len(sys.argv) > 2 else -1
+if child == 0:
+    os.write(done, b"1")
+if child > 0:
+    os.read(ready, 1)
 if child:
     os.write(1, f"locked {child}\n".encode())
 time.sleep(60)
 """
 
 
-def finish(run, steps, reason="max_steps", epochs=0):
-    run.summary_file.write_text(json.dumps({"steps": steps, "reason": reason, "epochs": epochs}))
+def finish(run, steps, reason="max_steps", epochs=0, **more):
+    run.summary_file.write_text(json.dumps({"steps": steps, "reason": reason, "epochs": epochs, **more}))
 
 
 def test_a_new_folder_holds_the_whole_story(compose):
@@ -133,7 +140,7 @@ def test_fingerprint_is_blind_to_what_may_change(compose):
     free = ["trainer.max_steps=9", "trainer.devices=2", "strategy=fsdp", "logger=many", "compile=eager", "paths.runs=x"]
     for word in free:
         assert fingerprint(compose.plain(word)) == base, word
-    for word in ["optimizer.lr=1", "seed=1", "model.n_layer=2", "batch.sequences=8", "precision=64-true", "name=x"]:
+    for word in ["optimizer.lr=1", "seed=1", "model.n_layer=7", "batch.sequences=8", "precision=64-true", "name=x"]:
         assert fingerprint(compose.plain(word)) != base, word
 
 
@@ -141,13 +148,13 @@ def test_auto_takes_the_newest_unfinished_run_like_this(compose):
     other, old, new = compose.run("seed=1"), compose.run(), compose.run()
     plain = compose.plan().plain
     assert find_auto(plain)[0].id == new.id
-    finish(new, 400)
+    finish(new, plain["trainer"]["max_steps"])
     assert find_auto(plain)[0].id == old.id
-    finish(old, 400)
+    finish(old, plain["trainer"]["max_steps"])
     unfinished, finished = find_auto(plain)
     assert unfinished is None
     assert finished.id == new.id
-    assert find_auto(compose.plan("trainer.max_steps=500").plain)[0].id == new.id
+    assert find_auto(compose.plan("trainer.max_steps=9999").plain)[0].id == new.id
     assert find_auto(compose.plan("seed=2").plain) == (None, None)
     assert find_auto(compose.plan("seed=1").plain)[0].id == other.id
 
@@ -157,7 +164,6 @@ def test_auto_takes_the_newest_unfinished_run_like_this(compose):
     [
         ((10, "max_steps"), ["trainer.max_steps=10"], True),
         ((10, "max_steps"), ["trainer.max_steps=11"], False),
-        ((4, "early_stopping"), ["trainer.max_steps=11"], True),
         ((10, "max_epochs", 2), ["trainer.max_steps=null", "trainer.max_epochs=2"], True),
         ((10, "max_epochs", 2), ["trainer.max_steps=null", "trainer.max_epochs=3"], False),
         ((10, "max_epochs", 2), ["trainer.max_steps=100", "trainer.max_epochs=2"], True),
@@ -168,6 +174,62 @@ def test_finished(compose, summary, words, finished):
     assert not run.finished(compose.plain(*words))
     finish(run, *summary)
     assert run.finished(compose.plain(*words)) is finished
+
+
+@pytest.mark.parametrize(
+    ("waited", "words", "keys"),
+    [
+        ({"early_stopping_waited": 3}, ["callbacks.early_stopping.patience=3"], ["callbacks.early_stopping.patience"]),
+        ({"early_stopping_waited": 3}, ["callbacks.early_stopping.patience=4"], []),
+        ({"early_stopping_waited": 3}, ["callbacks.early_stopping.patience=null"], []),
+        ({"early_stopping_waited": 3}, ["callbacks.early_stopping=null"], []),
+        ({}, ["callbacks.early_stopping.patience=99"], ["callbacks.early_stopping.patience"]),
+        ({}, ["callbacks.early_stopping.patience=null", "trainer.max_steps=4"], ["trainer.max_steps"]),
+    ],
+)
+def test_early_stopping_ends_a_run_while_it_would_stop_again(compose, waited, words, keys):
+    run = compose.run()
+    finish(run, 4, "early_stopping", **waited)
+    assert run.ended_by(compose.plain(*words)) == keys
+
+
+def test_the_word_at_the_end_names_what_goes_on(compose):
+    run = compose.run("trainer.max_steps=null", "trainer.max_epochs=2")
+    finish(run, 10, "max_epochs", 2)
+    plan = compose.plan(f"resume={run.path}")
+    continue_run(plan)
+    assert plan.done == f"{run.path} is finished; a larger trainer.max_epochs goes on"
+
+
+def test_a_start_elsewhere_is_recorded_and_said(compose, monkeypatch):
+    run = compose.run()
+    plan = compose.plan(f"resume={run.path}")
+    open_run(plan, [], ["train.py"], lock=False)
+    assert not [note for note in plan.notes if note.startswith("since the run began")]
+    monkeypatch.setattr(provenance, "cpu_model", lambda: "Another CPU")
+    monkeypatch.setattr(provenance, "_git", lambda folder, *words: "f" * 40)
+    plan = compose.plan(f"resume={run.path}")
+    open_run(plan, [], ["train.py"], lock=False)
+    (line,) = [note for note in plan.notes if note.startswith("since the run began")]
+    assert "-> Another CPU" in line
+    facts = json.loads((run.path / "provenance.json").read_text())
+    assert facts["cpu"] != "Another CPU"
+    assert [later["cpu"] for later in facts["resumed"]] == [facts["cpu"], "Another CPU"]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"packages": 3, "git_revision": 5, "python": [1]}', '{"resumed": 1}'])
+def test_a_strangers_provenance_does_no_harm(compose, text):
+    run = compose.run()
+    (run.path / "provenance.json").write_text(text)
+    run.write_resumed()
+    assert len(json.loads((run.path / "provenance.json").read_text())["resumed"]) == 1
+
+
+def test_provenance_tells_versions_and_code():
+    old = {"python": "3.11.1", "git_revision": "a" * 40, "packages": {"torch": "2.12.0", "lightning": "2.6.6"}}
+    new = {"python": "3.11.1", "git_revision": "b" * 40, "packages": {"torch": "2.13.0", "lightning": "2.6.6"}}
+    assert provenance.differences(old, new) == ["torch 2.12.0 -> 2.13.0", f"code {'a' * 40} -> {'b' * 40}"]
+    assert provenance.differences(old, {**old, "git_revision": "unknown"}) == []
 
 
 BOMB = "a: &a [1]\nb: &b [*a, *a]\n"

@@ -1,3 +1,7 @@
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +63,47 @@ def test_wrong_values_end_the_sweep_before_it_starts(door, tmp_path, words):
     assert result.code == 2
     assert result.jobs == []
     assert folders(tmp_path) == []
+
+
+WAITING = """
+import signal, sys, time
+from lmforge.config.entry import run_front_door
+from lmforge.config.errors import Requeue, Terminated
+
+def job(cfg, run):
+    asked = []
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, lambda number, frame: asked.append(number))
+    print("READY", flush=True)
+    while not asked:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    print("ASKED", *map(int, asked), flush=True)
+    raise (Requeue if asked[0] == signal.SIGUSR1 else Terminated)("saved")
+
+run_front_door("train", job)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 85), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("to_group", [False, True])
+def test_a_signal_reaches_the_running_job_once_and_ends_the_sweep(tmp_path, number, code, to_group):
+    script = tmp_path / "train.py"
+    script.write_text(WAITING)
+    command = [sys.executable, str(script), "-m", "seed=1,2"]
+    sweep = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        while sweep.stdout.readline() != "READY\n":
+            assert sweep.poll() is None
+        (os.killpg if to_group else os.kill)(sweep.pid, number)
+        out, _ = sweep.communicate(timeout=30)
+    finally:
+        sweep.kill()
+    assert f"ASKED {int(number)}\n" in out
+    assert sweep.returncode == code
+    rows = out.splitlines()[-2:]
+    assert "saved" in rows[0]
+    assert f"not started ({number.name})" in rows[1]
 
 
 def test_only_train_sweeps(door):

@@ -1,5 +1,7 @@
 """The data module: loaders for any rank and step, its fingerprint, and what it refuses."""
 
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +20,11 @@ from lmforge.training.assemble import make_data, make_network
 from tiny import compose
 
 
-def opened(folder: Path, sequences: int = 4, seed: int = 0, world: int = 1, **loading: Any) -> TokenWindows:
+def opened(
+    folder: Path, sequences: int = 4, seed: int = 0, world: int = 1, micro: int = 1, **loading: Any
+) -> TokenWindows:
     data = TokenWindows(folder, **{"context": 32, **loading})
-    data.connect(batch_plan(sequences, world=world, context=32), seed, samples=3 * len(data.train))
+    data.connect(batch_plan(sequences, micro, world, context=32), seed, samples=3 * len(data.train))
     return data
 
 
@@ -32,7 +36,7 @@ def as_rank(data: TokenWindows, rank: int, world: int) -> TokenWindows:
 def test_scoring_shows_every_target_once_for_any_batch_and_ranks(shards) -> None:
     counts = []
     for world, micro in [(1, 1), (1, 3), (1, 100), (2, 1), (3, 2)]:
-        loaders = [as_rank(opened(shards), rank, world).scoring_loader("val", micro) for rank in range(world)]
+        loaders = [as_rank(opened(shards, micro=micro), rank, world).scoring_loader("val") for rank in range(world)]
         assert len({len(loader) for loader in loaders}) == 1
         counts.append(sum(window["targets"] for loader in loaders for window in loader))
     rows = opened(shards).rows("val").shards
@@ -117,5 +121,29 @@ def test_the_loader_adds_up_waiting_building_and_samples(monkeypatch) -> None:
 
 
 def test_labels_of_padding_are_ignored(shards) -> None:
-    last = list(opened(shards).scoring_loader("val", 3))[-1]["micro_batches"][0]
+    last = list(opened(shards, micro=3).scoring_loader("val"))[-1]["micro_batches"][0]
     assert (last["labels"][-1] == IGNORED).any()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_worker_outlives_a_signal_to_its_process_group(shards, number) -> None:
+    loader = opened(shards, num_workers=1).train_dataloader().loader
+    windows = iter(loader)
+    next(windows)
+    (worker,) = windows._workers
+    send = os.fork()
+    if send == 0:  # the signal must come from anybody but the worker's parent
+        os.kill(worker.pid, number)
+        os._exit(0)
+    os.waitpid(send, 0)
+    assert len(list(windows)) == len(loader) - 1
+    assert worker.exitcode == 0
+
+
+def test_a_worker_still_ends_when_its_parent_says_so(shards) -> None:
+    windows = iter(opened(shards, num_workers=1).train_dataloader().loader)
+    (worker,) = windows._workers
+    next(windows)
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode == 0

@@ -70,7 +70,8 @@ def test_a_folder_becomes_shards(corpus, cache, caplog):
         assert manifest["splits"][split]["bytes"] == sum(len(text.encode()) for text in texts[split])
         assert manifest["splits"][split]["tokens"] == TokenShards.open(folder, split).n_tokens
     assert sorted(chain(*names.values())) == sorted(path.name for path in corpus.iterdir())
-    (line,) = [record.getMessage() for record in caplog.records]
+    first, line = [record.getMessage() for record in caplog.records]
+    assert first == "preparing data=text (once; some seconds)"
     assert re.search(r"prepared data=text: 30 documents \(26 train, 3 val, 1 test\), \d+ tokens.* s,", line)
 
 
@@ -372,7 +373,7 @@ def stdlib(tmp_path_factory):
 def test_stdlib_split_is_clean(stdlib):
     names = _names(stdlib)
     assert len(names["val"]) >= 60
-    assert len(names["test"]) >= 20
+    assert len(names["test"]) >= 10
     assert len(names["train"]) > 3 * len(names["val"])
     families = [{stdlib_family(name) for name in part} for part in names.values()]
     assert not any(a & b for a, b in combinations(families, 2))

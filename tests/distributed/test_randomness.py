@@ -36,9 +36,10 @@ def test_no_two_draws_are_alike(shards, workers) -> None:
         assert len(set(stream)) == 16
 
 
-def test_a_seed_repeats_them(shards) -> None:
-    """Also with another number of workers; another seed gives others."""
-    first, again, other = drawn(shards), drawn(shards, "data.num_workers=2"), drawn(shards, "seed=1")
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_seed_repeats_them(shards, workers) -> None:
+    """And another seed gives others; the number of loader workers decides nothing."""
+    first, again, other = drawn(shards), drawn(shards, f"data.num_workers={workers}"), drawn(shards, "seed=1")
     for name in ("row_draws", "draws"):
         assert [rank[name] for rank in first] == [rank[name] for rank in again]
         assert all(rank[name] != different[name] for rank, different in zip(first, other, strict=True))

@@ -13,6 +13,7 @@ from lmforge.data.tokenizer import Tokenizer
 from lmforge.evaluation import generation
 from lmforge.evaluation.generation import Sampling, choose, encode_prompt, generate_ids, stream_text
 from lmforge.models.gpt import Cache
+from ranks import run_ranks
 
 GREEDY = Sampling(temperature=0.0)
 PROMPT = [5, 9, 2, 7]
@@ -202,3 +203,18 @@ def test_a_prompt_without_room_for_one_more_token_is_refused_or_keeps_its_end(to
         encode_prompt(tokenizer, text, 32, keep_end=False)
     assert encode_prompt(tokenizer, text, 32, keep_end=True) == whole[-31:]
     assert encode_prompt(tokenizer, text + "yz", 32, keep_end=True) == [*whole, *tokenizer.encode("yz")][-31:]
+
+
+def drawn_with_other_weights(shared: bool) -> list[int]:
+    """A rank whose logits differ from the other ranks', far more than by rounding."""
+    torch.distributed.init_process_group("gloo")
+    if not shared:
+        generation._shared = lambda draw, device: draw()
+    return ids(tiny_gpt(seed=torch.distributed.get_rank(), scale=10.0), PROMPT, 12, Sampling(1.0))
+
+
+def test_ranks_go_on_with_the_same_tokens_even_when_their_logits_differ() -> None:
+    first, second = run_ranks(drawn_with_other_weights, 2, True)
+    assert first == second == ids(tiny_gpt(seed=0, scale=10.0), PROMPT, 12, Sampling(1.0))
+    first, second = run_ranks(drawn_with_other_weights, 2, False)
+    assert first != second

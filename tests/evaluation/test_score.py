@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lmforge.config.errors import NonFinite, UsageError
 from lmforge.config.runs import RunFolder
 from lmforge.data.shards import TokenShards, write_shards
 from lmforge.data.tokenizer import Tokenizer
+from lmforge.evaluation.generate import _tokenizer
 from lmforge.models.gpt import GPT
 from lmforge.training.checkpoint import Checkpoint, list_checkpoints, write_json
 from lmforge.training.samples import Samples
@@ -25,10 +27,10 @@ from tiny import metrics
 TEXTS = [f"def f{n}(x):\n    return x + {n}\n\n\ndef g{n}(y):\n    return f{n}(y)\n" * 3 for n in range(12)]
 
 
-def texts(folder: Path, learn_from: Sequence[str] = TEXTS) -> Path:
+def texts(folder: Path, learn_from: Sequence[str] = TEXTS, texts: Sequence[str] = TEXTS) -> Path:
     """Shards of a few texts with a tokenizer; 9 documents to learn from, 3 to score."""
     tokenizer = Tokenizer.train(learn_from, 300)
-    documents = [tokenizer.document(ids) for ids in tokenizer.encode_many(TEXTS)]
+    documents = [tokenizer.document(ids) for ids in tokenizer.encode_many(texts)]
     return write_shards(folder, {"train": documents[:9], "val": documents[9:]}, tokenizer.size, tokenizer)
 
 
@@ -101,8 +103,26 @@ def test_the_report_says_what_was_scored_and_lies_beside_the_run(trained) -> Non
     assert result["precision"] == "weights float32, compute float32, gradient reduction float32"
 
 
-def test_a_limit_scores_less(trained) -> None:
-    assert score(trained.folder, "batch_sequences=1", "limit_batches=1")["targets"] <= 32
+def test_a_limit_scores_less_and_is_held_against_no_whole_file(trained) -> None:
+    result = score(trained.folder, "batch_sequences=1", "limit_batches=1")
+    assert result["targets"] <= 32
+    assert (result["documents"], result["gzip_bits_per_byte"], result["limit_batches"]) == (None, None, 1)
+
+
+@pytest.mark.parametrize("word", ["data.overlap=0.75", "limit_batches=2", "precision=64-true", "data.path=OTHER"])
+def test_another_way_of_scoring_has_a_file_of_its_own(trained, tmp_path, word) -> None:
+    plain = trained.folder / "evaluation-val-step-00000006.json"
+    result = score(trained.folder)
+    before, files = plain.read_text(), set(trained.folder.glob("evaluation-*"))
+    assert result["plain"]
+    for _ in range(2):
+        other = score(trained.folder, word.replace("OTHER", str(texts(tmp_path / "other", texts=TEXTS[2:]))))
+    assert not other["plain"]
+    assert plain.read_text() == before
+    (added,) = set(trained.folder.glob("evaluation-*")) - files
+    assert re.fullmatch(r"evaluation-val-step-00000006-[0-9a-f]{8}\.json", added.name)
+    assert json.loads(added.read_text()) == other
+    assert (other["data_hash"] == result["data_hash"]) == (not word.startswith("data.path"))
 
 
 @pytest.mark.parametrize("word", ["split=test", "ckpt=step-00000001", "ckpt=nowhere"])
@@ -155,3 +175,17 @@ def test_a_sample_is_written_with_dropout_off_and_leaves_training_alone(tmp_path
     assert not any(modes)
     silent = fit(shards, *words, "callbacks.samples=null")
     assert metrics(run.folder, "train/loss", "val/loss") == metrics(silent.folder, "train/loss", "val/loss")
+
+
+def test_generation_refuses_a_tokenizer_that_is_not_the_weights(trained, tmp_path) -> None:
+    run, checkpoint = RunFolder(tmp_path), Checkpoint(list_checkpoints(trained.folder / "checkpoints")[-1])
+    Tokenizer.load(trained.folder / "tokenizer.json").save(tmp_path / "tokenizer.json")
+    assert _tokenizer(run, checkpoint).fingerprint == checkpoint.state["tokenizer"]["sha256"]
+    Tokenizer.train(["quite another text " * 9], 300).save(tmp_path / "tokenizer.json")
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not the tokenizer of .*: sha256"):
+        _tokenizer(run, checkpoint)
+    checkpoint.state["tokenizer"] = None
+    _tokenizer(run, checkpoint)
+    checkpoint.state["tokenizer"] = "os.system"
+    with pytest.raises(UsageError, match="tokenizer cannot be that"):
+        _tokenizer(run, checkpoint)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lmforge.data.packing import IGNORED
+from lmforge.tasks import cross_entropy
 from lmforge.tasks.cross_entropy import summed_cross_entropy
 
 
@@ -32,12 +33,34 @@ def test_loss_and_gradient_are_torchs(dtype) -> None:
     assert (gradient[::5] == 0).all()
 
 
-def test_a_target_without_any_probability_has_a_finite_loss() -> None:
-    logits = torch.tensor([[300.0, -300.0]], dtype=torch.bfloat16, requires_grad=True)
-    loss = summed_cross_entropy(logits, torch.tensor([1]))
+@pytest.mark.parametrize("far", [80.0, 90.0, 120.0, 600.0])
+def test_a_loss_beyond_float32s_probabilities_is_not_capped(far) -> None:
+    logits = torch.tensor([[far, 0.0, 1.0], [0.0, 1.0, 2.0]], dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.tensor([1, 1])
+    loss = summed_cross_entropy(logits, labels)
     loss.backward()
-    assert torch.isfinite(loss)
-    assert logits.grad.tolist() == [[1.0, -1.0]]
+    assert loss.item() == pytest.approx(F.cross_entropy(logits.double(), labels, reduction="sum").item(), rel=1e-6)
+    assert logits.grad[0].tolist() == pytest.approx([1.0, -1.0, 0.0], abs=1e-30)
+
+
+def test_the_way_of_other_devices_gives_the_same() -> None:
+    logits = 60 * torch.randn(16, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    target = torch.arange(16)[:, None] % 8
+    p = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    expected = F.cross_entropy(logits.double(), target.squeeze(1), reduction="none").float()
+    assert (expected > 87).any()
+    assert torch.allclose(cross_entropy._through_the_top(logits, p, target), expected, atol=1e-5)
+    assert torch.allclose(cross_entropy._losses(logits, p, target), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_without_a_label_poisons_nothing(poison) -> None:
+    logits = torch.tensor([[poison, poison], [1.0, 2.0]], dtype=torch.bfloat16, requires_grad=True)
+    loss = summed_cross_entropy(logits, torch.tensor([IGNORED, 1]))
+    loss.backward()
+    assert loss.item() == pytest.approx(F.cross_entropy(torch.tensor([[1.0, 2.0]]), torch.tensor([1])).item(), rel=1e-6)
+    assert logits.grad[0].tolist() == [0.0, 0.0]
+    assert torch.isfinite(logits.grad).all()
 
 
 def test_logits_that_are_not_finite_stay_visible() -> None:

@@ -167,6 +167,21 @@ def test_clipping_is_torchs(limit) -> None:
     assert float(largest) == pytest.approx(min(limit, float(norm)), rel=1e-4)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float16, 1e-6), (torch.float16, 6e4), (torch.bfloat16, 1.003)])
+def test_the_norm_of_16_bit_gradients_is_that_of_float32_copies(dtype, size) -> None:
+    task = Scripted(clip_norm=None)
+    task.network = tiny_gpt().to(dtype)
+    for p in task.network.parameters():
+        p.grad = torch.full_like(p, size)
+    expected = torch.nn.utils.get_total_norm([p.grad.float() for p in task.network.parameters()])
+    norm = task._clip()
+    assert norm.dtype == torch.float32
+    assert norm.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert norm.item() != pytest.approx(
+        float(torch.nn.utils.get_total_norm([p.grad for p in task.network.parameters()])), rel=1e-5
+    )
+
+
 def test_the_logged_norm_is_that_before_clipping() -> None:
     task = run(Scripted(clip_norm=1.0), [window(micro(4.0))])
     assert task.norms == [4.0]

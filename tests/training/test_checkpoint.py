@@ -110,6 +110,44 @@ def test_pieces_of_any_cut_make_the_whole_and_any_part_of_it(tmp_path) -> None:
         PieceReader(sorted(tmp_path.glob("*.safetensors"))[:2]).read("w")
 
 
+HALF, WHOLE = torch.ones(2, 4), (4, 4)
+ODD: dict[str, tuple[dict[str, Piece], str]] = {
+    "twice the same": ({"a": Piece(HALF, (0, 0), WHOLE), "b": Piece(HALF, (0, 0), WHOLE)}, "overlap"),
+    "overlapping and a hole": ({"a": Piece(HALF, (0, 0), WHOLE), "b": Piece(HALF, (1, 0), WHOLE)}, "overlap"),
+    "overlapping by a corner": (
+        {"a": Piece(torch.ones(3, 3), (0, 0), WHOLE), "b": Piece(torch.ones(2, 2), (2, 2), WHOLE)},
+        "overlap",
+    ),
+    "outside": ({"a": Piece(HALF, (0, 0), WHOLE), "b": Piece(HALF, (3, 0), WHOLE)}, "not inside"),
+    "before the start": ({"a": Piece(HALF, (-1, 0), WHOLE)}, "not inside"),
+    "another number of axes": ({"a": Piece(HALF, (0,), WHOLE)}, "not inside"),
+    "shapes that differ": ({"a": Piece(HALF, (0, 0), WHOLE), "b": Piece(HALF, (2, 0), (5, 4))}, "another shape"),
+    "an absurd shape": ({"a": Piece(HALF, (0, 0), (1 << 40, 1 << 20))}, "the files hold 8 of the"),
+    "no numbers": ({"a": Piece(HALF, ("x", "y"), WHOLE)}, "incomplete or corrupt"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize(("odd", "message"), ODD.values(), ids=ODD)
+def test_pieces_that_do_not_fit_together_are_refused_before_memory_is_taken(tmp_path, odd, message) -> None:
+    for rank, piece in enumerate(odd.values()):
+        write_pieces(tmp_path, "optimizer", rank, {"norm.weight/slot": piece})
+    with pytest.raises(UsageError, match=message):
+        PieceReader(sorted(tmp_path.glob("*.safetensors"))).read("norm.weight/slot")
+    network = tiny_gpt()
+    optimizers = adamw(network, 0.1, (0.9, 0.95), 1e-8, 0.0)
+    with pytest.raises(UsageError, match=message):
+        load_optimizers(network, optimizers, PieceReader(sorted(tmp_path.glob("*.safetensors"))))
+
+
+def test_a_scalar_is_one_piece(tmp_path) -> None:
+    for rank in range(2):
+        write_pieces(tmp_path, "local", rank, {"sum": Piece(torch.tensor(3.0), (), ())})
+    first, _ = files = sorted(tmp_path.glob("*.safetensors"))
+    assert PieceReader([first]).read("sum") == 3.0
+    with pytest.raises(UsageError, match="overlap"):
+        PieceReader(files)
+
+
 def largest(folder: Path) -> Path:
     return max(folder.glob("weights-*"), key=lambda path: path.stat().st_size)
 
@@ -175,13 +213,16 @@ def test_a_whole_checkpoint_is_not_taken_for_broken(tmp_path) -> None:
     assert reports == []
 
 
-def test_when_none_is_whole_there_is_none(tmp_path) -> None:
+def test_when_none_is_whole_nothing_starts_again_in_silence(tmp_path) -> None:
     saved(tmp_path, tiny_gpt(), 1)
     flip(tmp_path / "step-00000001")
     reports: list[str] = []
-    assert newest_checkpoint(tmp_path, reports.append) is None
+    for find in (newest_checkpoint, lambda *where: find_checkpoint(where[0], "last", KEEP, where[1])):
+        with pytest.raises(UsageError, match=r"every checkpoint in .* is incomplete or corrupt"):
+            find(tmp_path, reports.append)
+    assert newest_checkpoint(tmp_path / "empty", reports.append) is None
     with pytest.raises(UsageError, match="no complete checkpoint"):
-        find_checkpoint(tmp_path, "last", KEEP, reports.append)
+        find_checkpoint(tmp_path / "empty", "last", KEEP, reports.append)
     with pytest.raises(UsageError, match=r"no such checkpoint.*did you mean step-00000001"):
         find_checkpoint(tmp_path, "step-0000001", KEEP, reports.append)
 

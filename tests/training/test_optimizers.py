@@ -157,3 +157,15 @@ def test_muon_without_a_gradient_leaves_a_matrix_alone() -> None:
     p = nn.Parameter(torch.ones(4, 4))
     Muon([p], 0.1, 0.9, 0.5).step()
     assert (p == 1).all()
+
+
+def test_muon_makes_its_buffer_once(monkeypatch) -> None:
+    made: list[torch.Size] = []
+    zeros = torch.zeros_like
+    monkeypatch.setattr(optimizers.torch, "zeros_like", lambda p, **more: made.append(p.shape) or zeros(p, **more))
+    p = nn.Parameter(torch.randn(4, 4))
+    optimizer = Muon([p], lr=0.1, momentum=0.9, weight_decay=0.0)
+    for _ in range(3):
+        p.grad = torch.randn(4, 4)
+        optimizer.step()
+    assert made == [p.shape]

@@ -1,18 +1,24 @@
 """A run that was killed and resumed equals one that was not, to the last digit."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
 from fits import After, fit, killed
 from lmforge.config.errors import UsageError
+from lmforge.parallel.control import Control
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import resume
-from lmforge.training.checkpoint import Checkpoint, PieceReader, list_checkpoints
+from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, list_checkpoints, write_pieces
+from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.csvlog import read_rows
+from lmforge.training.metrics import TokenMetrics
+from lmforge.training.samples import Samples
 
 TEN = ("trainer.max_steps=10", "model.dropout=0.1", "schedule=cosine", "callbacks.checkpoint.every_n_steps=5")
 CASES = {
@@ -110,6 +116,131 @@ def test_a_run_told_to_stop_between_two_log_writes_has_the_same_rows_after_it_go
     (folder,) = (path for path in Path("runs/default").iterdir() if path.name != whole.name)
     fit(shards, *words, folder=folder)
     assert rows(folder) == rows(whole)
+
+
+VALIDATED = (
+    *TEN,
+    "trainer.val_every_n_steps=3",
+    "callbacks.early_stopping.monitor=val/loss",
+    "callbacks.early_stopping.patience=2",
+    "callbacks.early_stopping.min_delta=100",
+)
+
+
+def stopped_at_a_validation(shards: Path) -> Path:
+    """A run that is told to stop in the update before its second validation, after which early stopping has waited."""
+    before = set(Path("runs/default").glob("*"))
+
+    def ask(trainer: Any, task: UpdateTask) -> None:
+        task.requests["terminate"] = lambda: 1
+
+    with pytest.raises(Exception, match="stopped at step 6 and saved"):
+        fit(shards, *VALIDATED, also=(After(5, ask),))
+    (folder,) = set(Path("runs/default").glob("*")) - before
+    return folder
+
+
+def test_a_run_told_to_stop_where_a_validation_is_due_saves_its_outcome(shards) -> None:
+    whole = fit(shards, *VALIDATED)
+    assert (whole.summary["steps"], whole.summary["reason"]) == (9, "early_stopping")
+    folder = stopped_at_a_validation(shards)
+    (last,) = list_checkpoints(folder / "checkpoints")[-1:]
+    state = Checkpoint(last).state
+    assert state["step"] == 6
+    assert state["metrics"]["val/loss"] > 0
+    assert state["callbacks"]["EarlyStop"]["waited"] == 1
+    resumed = fit(shards, *VALIDATED, folder=folder)
+    assert differences(whole.folder, folder) == []
+    assert resumed.summary["reason"] == "early_stopping"
+
+
+def test_a_save_before_that_validation_is_noticed(shards, monkeypatch) -> None:
+    due = CheckpointCallback.on_train_batch_end
+
+    def hasty(self: CheckpointCallback, trainer: Any, task: UpdateTask, *args: Any) -> None:
+        due(self, trainer, task, *args)
+        if task.agreed.stops:
+            self.save(trainer, task)
+
+    monkeypatch.setattr(CheckpointCallback, "on_train_batch_end", hasty)
+    folder = stopped_at_a_validation(shards)
+    assert Checkpoint(list_checkpoints(folder / "checkpoints")[-1]).state["metrics"] == {}
+
+
+def resumed_sums(checkpoint: Checkpoint, rank: int, world: int) -> TokenMetrics:
+    task: Any = SimpleNamespace(train_metrics=TokenMetrics())
+    resume.load_local(task, checkpoint, rank, world)
+    return task.train_metrics
+
+
+@pytest.fixture
+def stored(shards) -> Checkpoint:
+    """Of one rank, taken between two log writes."""
+    folder = killed(shards, *TEN, "trainer.log_every_n_steps=4", step=6)
+    return Checkpoint(list_checkpoints(folder / "checkpoints")[-1])
+
+
+def test_every_rank_of_another_world_has_sums_to_compute(stored) -> None:
+    """To compute them is a collective, and a metric that was never updated takes no part."""
+    sums = [resumed_sums(stored, rank, 2) for rank in range(2)]
+    assert [metrics.update_called for metrics in sums] == [True, True]
+    assert int(sums[0].targets) > 0
+    assert int(sums[1].targets) == 0
+
+
+def test_sums_of_a_stranger_are_refused(stored) -> None:
+    stored.state["world_size"] = 1000
+    with pytest.raises(UsageError, match=r"state\.json does not name local-00001\.safetensors"):
+        resumed_sums(stored, 0, 1)
+    stored.state["world_size"] = 1
+    for name, value in (("train/__class__", torch.tensor(1)), ("train/loss", torch.ones(3))):
+        shape = tuple(value.shape)
+        write_pieces(stored.folder, "local", 0, {name: Piece(value, (0,) * value.dim(), shape)})
+        with pytest.raises(UsageError, match="is no metric of this version"):
+            resumed_sums(stored, 0, 1)
+
+
+class Counting(pl.Callback):
+    """Counts steps, over all processes of a run."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.count = name, 0
+
+    @property
+    def state_key(self) -> str:
+        return self.name
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["count"]
+
+
+def test_two_callbacks_of_one_class_keep_their_own_states(shards) -> None:
+    words = ("trainer.max_steps=4", "callbacks.checkpoint.every_n_steps=1")
+    first, second = Counting("a"), Counting("b")
+    second.count = 10
+    run = fit(shards, *words, also=(first, second))
+    again = (Counting("a"), Counting("b"))
+    fit(shards, *words, "trainer.max_steps=6", folder=run.folder, also=again)
+    assert [callback.count for callback in again] == [6, 16]
+
+
+def test_the_count_of_samples_is_the_runs() -> None:
+    assert Samples(2, "x", 1, 0.0, 0).state_dict() == {"validations": 0}
+    sample = Samples(2, "x", 1, 0.0, 0)
+    sample.load_state_dict({"validations": 3})
+    assert sample.validations == 3
+
+
+def test_ranks_that_found_different_checkpoints_end_before_they_train(shards) -> None:
+    elsewhere = patch.object(Control, "gather", lambda self, number: [number, number + 5])
+    with elsewhere, pytest.raises(RuntimeError, match=r"different checkpoints, by rank at step \[0, 5\]"):
+        fit(shards)
 
 
 def test_a_longer_horizon_follows_the_new_schedule_and_says_so(shards, capsys) -> None:

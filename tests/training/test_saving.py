@@ -83,8 +83,8 @@ def test_what_is_not_finite_is_never_best_and_never_in_the_way(tmp_path, values,
     assert kept.state["metrics"].get("val/loss") == expected
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
-def test_what_is_not_finite_has_no_rank(value) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "0.1", [1.0], {}])
+def test_what_is_no_finite_number_has_no_rank(value) -> None:
     assert Keep(1, 1, "val/loss", "min").value({"metrics": {"val/loss": value}}) is None
 
 
@@ -214,13 +214,13 @@ SAVING = ("trainer.val_every_n_steps=2", "callbacks.checkpoint.every_n_steps=2",
 
 
 def test_a_run_keeps_its_best_and_its_last(shards) -> None:
-    run = fit(shards, *SAVING, "callbacks.checkpoint.monitor=val/accuracy", "callbacks.checkpoint.mode=min")
+    run = fit(shards, *SAVING, "callbacks.checkpoint.monitor=val/accuracy", "callbacks.checkpoint.mode=max")
     folder = run.folder / "checkpoints"
     scores = {c.step: c.state["metrics"]["val/accuracy"] for c in whole_checkpoints(folder)}
     assert max(scores) == 6
     assert len(scores) <= 2
     found = find_checkpoint(folder, "best", keep_rule(RunFolder(run.folder)), print)
-    assert found.state["metrics"]["val/accuracy"] == min(scores.values())
+    assert found.state["metrics"]["val/accuracy"] == max(scores.values())
 
 
 def test_three_kills_and_resumes_pile_nothing_up(shards) -> None:

@@ -10,11 +10,14 @@ import torch
 
 from fits import fit
 from lmforge.data.packing import PackedRows
+from lmforge.parallel.control import Control
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import peak, throughput
 from lmforge.training.peak import matmul_peak
 from lmforge.training.throughput import Throughput
 from tiny import metrics
+
+CPU = torch.device("cpu")
 
 
 class Clock:
@@ -28,14 +31,18 @@ class Clock:
         self.logged: list[dict[str, float]] = []
         self.validating: tuple[int, ...] = ()
         self.task = UpdateTask.__new__(UpdateTask)
-        self.task.__dict__["tokens"] = 0
+        self.task.__dict__ |= {"tokens": 0, "control": Control()}
         monkeypatch.setattr(UpdateTask, "validates", lambda task, step: step in self.validating)
         monkeypatch.setattr(throughput.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(throughput, "log", lambda trainer, values, step: self.logged.append(values))
 
     @property
     def trainer(self) -> Any:
-        return SimpleNamespace(global_step=self.step, datamodule=SimpleNamespace(train_loader=self.loader))
+        return SimpleNamespace(
+            global_step=self.step,
+            datamodule=SimpleNamespace(train_loader=self.loader),
+            strategy=SimpleNamespace(root_device=CPU),
+        )
 
     def run(self, steps: int, validating: tuple[int, ...] = ()) -> Throughput:
         self.validating = validating
@@ -119,9 +126,6 @@ def measured(monkeypatch) -> list[torch.dtype]:
     return calls
 
 
-CPU = torch.device("cpu")
-
-
 def test_a_cpus_peak_is_measured_once_for_each_dtype_and_number_of_threads(tmp_path, measured) -> None:
     for _ in range(2):
         assert matmul_peak(CPU, torch.float32, 1, tmp_path) == 1e9
@@ -160,6 +164,16 @@ def test_a_real_measurement_is_plausible() -> None:
         ("NVIDIA A100-SXM4-80GB", torch.float32, None),
         ("NVIDIA L40S", torch.bfloat16, 362e12),
         ("NVIDIA L4", torch.bfloat16, 121e12),
+        ("NVIDIA L40", torch.bfloat16, None),
+        ("NVIDIA RTX A1000", torch.bfloat16, None),
+        ("NVIDIA T400 4GB", torch.float16, None),
+        ("Tesla T4", torch.float16, 65e12),
+        ("Tesla V100-SXM2-16GB", torch.float16, 125e12),
+        ("NVIDIA H100 PCIe", torch.bfloat16, 756e12),
+        ("NVIDIA H100 NVL", torch.bfloat16, 835e12),
+        ("NVIDIA H200", torch.bfloat16, 989e12),
+        ("NVIDIA B200", torch.bfloat16, 2250e12),
+        ("NVIDIA A10G", torch.bfloat16, 70e12),
         ("Some New Card", torch.bfloat16, None),
     ],
 )

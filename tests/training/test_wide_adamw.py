@@ -38,3 +38,27 @@ def test_every_16_bit_precision_learns(shards, precision: str) -> None:
     losses = [loss for _, loss in metrics(folder, "train/loss")]
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_its_step_is_counted_on_the_cpu_wherever_the_checkpoint_was_read_to() -> None:
+    p = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = WideAdamW([{"params": [p], "weight_decay": 0.0}], lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    moments = {name: torch.zeros(2) for name in ("exp_avg", "exp_avg_sq")}
+    elsewhere = torch.Tensor._make_subclass(Elsewhere, torch.tensor(7.0))
+    optimizer.state[p] = {"step": elsewhere, **moments}
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.step()
+    step = optimizer.state[p]["step"]
+    assert (float(step), step.device.type, type(step)) == (9.0, "cpu", torch.Tensor)
+    assert Elsewhere.copies == 1
+
+
+class Elsewhere(torch.Tensor):
+    """A number on a device that a step should not have to wait for."""
+
+    copies = 0
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        Elsewhere.copies += 1
+        return self.as_subclass(torch.Tensor)

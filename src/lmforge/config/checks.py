@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import glob
-import os
-import shutil
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from lmforge.config import machine
 from lmforge.config.batch import batch_plan, strategy_kind, world
 from lmforge.config.errors import UsageError
-from lmforge.config.nearest import did_you_mean, nearest
+from lmforge.config.launch import Launch
+from lmforge.config.machine_checks import (
+    MACHINE_CHECKS,
+    Check,
+    Plain,
+    check_accelerator,
+    check_data,
+    check_folders,
+    check_gpus,
+)
 
-Plain = dict[str, Any]
-Check = Callable[[Plain], list[str] | None]
-BYTES_PER_PARAMETER = 12  # a checkpoint: weights and two moments, 4 bytes each
 FSDP_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
-
-
-def parameter_count(cfg: Any, vocab_default: int = 50304) -> int:
-    """About how many parameters the model has: its matrices and embeddings."""
-    m = cfg["model"]
-    vocab = m["vocab_size"] or cfg["data"].get("vocab_size") or vocab_default
-    head = m["head_dim"] or m["d_model"] // m["n_head"]
-    attention = m["d_model"] * head * (2 * m["n_head"] + 2 * m["n_kv_head"])
-    feed_forward = m["d_model"] * m["d_ff"] * (3 if m["activation"] == "swiglu" else 2)
-    tables = vocab * m["d_model"] * (1 if m["tied"] else 2)
-    tables += m["context"] * m["d_model"] if m["positions"] == "learned" else 0
-    return m["n_layer"] * (attention + feed_forward) + tables
 
 
 def preflight(
@@ -120,25 +108,6 @@ def _check_devices(cfg: Plain) -> None:
         raise UsageError(f"trainer.devices={','.join(map(str, devices))}: names a device twice")
 
 
-def _check_accelerator(cfg: Plain) -> list[str]:
-    accelerator = cfg["trainer"]["accelerator"]
-    problem = machine.missing_backend(accelerator)
-    if problem:
-        raise UsageError(f"trainer.accelerator={accelerator}: {problem}")
-    word = cfg["precision"]["word"]
-    if word in ("16-mixed", "16-true") and machine.accelerator(accelerator) == "cpu":
-        return [f"precision={word} on a CPU has no fast path: right for a test, slower than 32-true"]
-    return []
-
-
-def _check_compile(cfg: Plain) -> None:
-    on_cpu = machine.accelerator(cfg["trainer"]["accelerator"]) == "cpu"
-    if cfg["compile"]["backend"] == "inductor" and on_cpu and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        raise UsageError(
-            "compile=inductor: needs a C++ compiler (g++ or clang++) on a CPU; or compile=off|eager|aot_eager"
-        )
-
-
 def _check_length(cfg: Plain) -> None:
     trainer = cfg["trainer"]
     if trainer["max_steps"] is None and trainer["max_epochs"] is None:
@@ -155,96 +124,59 @@ def _check_schedule(cfg: Plain) -> None:
         )
 
 
-def _check_data(cfg: Plain) -> None:
-    data = cfg["data"]
+def _check_modes(cfg: Plain) -> None:
+    """Which way a metric gets better is no matter of taste."""
     problems = []
-    if "path" in data and not Path(data["path"]).exists() and not glob.glob(data["path"], recursive=True):
-        problems.append(f"data.path={data['path']}: no such file or folder{_near_path(data['path'])}")
-    elif data["_target_"].endswith("TokenData") and not Path(data["path"], "manifest.json").is_file():
-        problems.append(f"data.path={data['path']}: no manifest.json in it; data=tokens needs a folder of token shards")
-    if data.get("tokenizer") and not Path(data["tokenizer"]).is_file():
-        problems.append(f"data.tokenizer={data['tokenizer']}: no such file{_near_path(data['tokenizer'])}")
-    if data["prefetch"] is not None and data["num_workers"] == 0:
-        problems.append(f"data.prefetch={data['prefetch']}: only workers prefetch; set data.num_workers above 0")
+    for name, entry in (cfg["callbacks"] or {}).items():
+        if not entry or "monitor" not in entry or "mode" not in entry:
+            continue
+        right = "max" if entry["monitor"] == "val/accuracy" else "min"
+        if entry["mode"] != right:
+            key = f"callbacks.{name}"
+            problems.append(
+                f"{key}.monitor={entry['monitor']} {key}.mode={entry['mode']}: this metric is better the "
+                f"{'higher' if right == 'max' else 'lower'} it is; type {key}.mode={right}"
+            )
     if problems:
         raise UsageError(problems)
 
 
-def _check_weights(cfg: Plain) -> None:
-    weights = cfg["weights"]
-    if weights is not None and not Path(weights).exists():
-        raise UsageError(f"weights={weights}: no such run, folder or file{_near_path(weights)}")
-
-
-def _near_path(path: str) -> str:
-    parent = Path(path).parent
-    names = [item.name for item in parent.iterdir()] if parent.is_dir() else []
-    near = nearest(Path(path).name, names)
-    return did_you_mean(str(parent / near) if near else None)
-
-
-def _check_loggers(cfg: Plain) -> None:
-    wandb = (cfg["logger"] or {}).get("wandb")
-    if not wandb or wandb.get("offline", True):
-        return
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    if not os.environ.get("WANDB_API_KEY") and not (netrc.is_file() and "wandb" in netrc.read_text(errors="replace")):
-        raise UsageError(
-            "logger.wandb.offline=false: needs the environment variable WANDB_API_KEY (or `wandb login`); "
-            "logger.wandb.offline=true needs no account"
-        )
-
-
-def _check_folders(cfg: Plain) -> None:
-    problems = []
-    for key in ("runs", "cache"):
-        place = _existing(Path(cfg["paths"][key]))
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            problems.append(f"paths.{key}={cfg['paths'][key]}: {place} is not a folder this user can write to")
-    if problems:
-        raise UsageError(problems)
-
-
-def _check_disk(cfg: Plain) -> None:
-    needed = parameter_count(cfg) * BYTES_PER_PARAMETER * 1.2
-    free = shutil.disk_usage(_existing(Path(cfg["paths"]["runs"]))).free
-    if needed > free:
-        raise UsageError(
-            f"paths.runs={cfg['paths']['runs']}: one checkpoint needs about {needed / 1e9:.3g} GB, "
-            f"{free / 1e9:.3g} GB are free"
-        )
-
-
-def _existing(path: Path) -> Path:
-    path = path.absolute()
-    return path if path.exists() else _existing(path.parent)
+def launch_problems(cfg: Plain, launch: Launch, broken: Iterable[str] = ()) -> list[str]:
+    """Several machines need a launcher that starts a process on each."""
+    nodes, devices = cfg["trainer"].get("num_nodes", 1), cfg["trainer"].get("devices", 1)
+    if launch.external or nodes == 1 or _touches(("trainer.num_nodes", "trainer.devices"), broken):
+        return []
+    each = devices if isinstance(devices, int) else "DEVICES" if devices == "auto" else len(devices)
+    return [
+        f"trainer.num_nodes={nodes}: this process was started alone; start it on every machine: "
+        f"torchrun --nnodes={nodes} --nproc-per-node={each} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT train.py "
+        f"..., or srun --nodes={nodes} --ntasks-per-node={each} python train.py ...; or trainer.num_nodes=1"
+    ]
 
 
 DEVICES = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator")
 
-# Each check with the keys it reads. The first table asks the config only and comes out the same on every rank.
+# Each check with the keys it reads. These ask the config only and come out the same on every rank.
 CONFIG_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (_check_devices, ("trainer.devices",)),
     (_check_batch, ("batch", "data.context", "model.context", *DEVICES)),
     (_check_heads, ("model",)),
     (_check_multiples, ("model",)),
     (_check_context, ("data.context", "model.context")),
+    (_check_modes, ("callbacks",)),
     (_check_strategy, ("strategy", "precision", *DEVICES)),
     (_check_length, ("trainer.max_steps", "trainer.max_epochs")),
     (_check_schedule, ("schedule", "trainer.max_steps")),
 )
-# These ask the machine; one rank does so for all.
-MACHINE_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
-    (_check_accelerator, ("trainer.accelerator", "precision")),
-    (_check_compile, ("compile", "trainer.accelerator")),
-    (_check_data, ("data",)),
-    (_check_weights, ("weights",)),
-    (_check_loggers, ("logger",)),
-    (_check_folders, ("paths",)),
-    (_check_disk, ("paths", "model", "data.vocab_size")),
-)
 # What the other front doors need of them; all are train's.
 NEEDED_BY: dict[str, tuple[Check, ...]] = {
-    "evaluate": (_check_devices, _check_strategy, _check_accelerator, _check_data, _check_folders),
-    "generate": (_check_accelerator,),
+    "evaluate": (
+        _check_devices,
+        _check_strategy,
+        check_accelerator,
+        check_gpus,
+        check_data,
+        check_folders,
+    ),
+    "generate": (check_accelerator,),
 }

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lmforge.config.errors import UsageError
 from lmforge.config.nearest import did_you_mean, nearest_key
 from lmforge.config.parse import MAY_BE_NULL, Tree, Word
+from lmforge.config.precision import KEYS, precision_problems, refusal
 from lmforge.config.schema import allowed, coerce, find_key
 
 Plain = dict[str, Any]
@@ -127,7 +128,12 @@ class Composer:
 
         Unknown keys below `broken_groups` are not reported: their group's choice already was.
         """
-        return self._finish(self.base(words), words, broken_groups)
+        groups = self.groups()
+        foreign = [word for word in words if word.group and word.key not in groups]
+        own = [word for word in words if word not in foreign]
+        composed = self._finish(self.base(own), own, broken_groups)
+        composed.problems.update({word.key: self._foreign(word, groups) for word in foreign})
+        return composed
 
     def overlay(self, stored: Plain, words: Sequence[Word], broken_groups: Sequence[str] = ()) -> Composed:
         """The typed words on top of a stored config: a typed group takes the place of the whole stored node."""
@@ -153,6 +159,8 @@ class Composer:
         self._apply(config, words, problems, broken_groups)
         composed = resolve(config)
         composed.problems.update(check_schema(composed.plain, skip=set(composed.problems)))
+        if not any(key.startswith(KEYS) for key in composed.problems):
+            composed.problems.update(precision_problems(composed.plain.get("precision"), self.tree.folder))
         composed.problems.update(problems)
         return composed
 
@@ -173,6 +181,9 @@ class Composer:
         if held is missing:
             if word.key.partition(".")[0] not in broken:
                 problems[word.key] = self._unknown(word, tree)
+        elif word.key.startswith(KEYS):
+            if held != word.value:
+                problems[word.key] = refusal(word.raw)
         elif word.drop and not entry:
             problems[word.key] = f"{word.raw}: only entries of callbacks and logger can be taken out"
         elif isinstance(held, dict) and not (entry and word.value is None):
@@ -180,6 +191,11 @@ class Composer:
             problems[word.key] = f"{word.raw}: {word.key} holds several keys; type one of {keys}"
         else:
             OmegaConf.update(config, word.key, literal(word.value), merge=False)
+
+    def _foreign(self, word: Word, groups: Sequence[str]) -> str:
+        keys = [key for key in self.keys() if key.startswith(f"{word.key}.")]
+        other = f"; type its keys: {', '.join(keys)}" if keys else f"; groups here: {', '.join(groups)}"
+        return f"{word.raw}: {word.key} is chosen for training and is no group of configs/{self.name}.yaml{other}"
 
     def _unknown(self, word: Word, tree: Plain) -> str:
         others = self.tree.choices_with(word.key)

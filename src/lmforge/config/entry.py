@@ -53,7 +53,11 @@ class FrontDoor:
                 print(warning, file=sys.stderr)
             return self._start()
         except KeyboardInterrupt:
-            return 130
+            return self._interrupted()
+        except SystemExit as ending:
+            if isinstance(ending.__context__, KeyboardInterrupt):  # Lightning ends the process itself, with 1
+                return self._interrupted()
+            raise
         except Exception as error:
             return self._report(error)
 
@@ -80,9 +84,8 @@ class FrontDoor:
 
     def _start_frozen(self, run: RunFolder) -> int:
         """A child rank, or a sweep's job: the config is the folder's, nothing is composed again."""
-        if self.launch.kind == "child":
-            end_with_parent()
-        elif len(self.argv) > 1:
+        end_with_parent()
+        if self.launch.kind != "child" and len(self.argv) > 1:
             raise UsageError(
                 f"{RUN_VARIABLE}={run.path} is set, so typed words have no effect; unset it to start a new run"
             )
@@ -176,12 +179,19 @@ class FrontDoor:
         if self.launch.rank == 0:
             print(line, flush=True)
 
+    def _interrupted(self) -> int:
+        if self.launch.rank == 0:
+            print("interrupted by Ctrl-C", file=sys.stderr)
+        return Exit.INTERRUPTED
+
     def _report(self, error: Exception) -> int:
-        """Prints what went wrong (wrong input on rank 0 only) and returns the code for whoever started this process."""
+        """Prints what went wrong and returns the code for whoever started this process. Wrong input found before the
+        job began is the same on all ranks, and rank 0 says it."""
         code = exit_code_of(error)
         if isinstance(error, UsageError):
-            if self.launch.rank == 0:
-                print(helptext.problems_text(self.name, error.problems), file=sys.stderr)
+            if self.launch.rank == 0 or self.run_folder is not None:
+                rank = f"rank {self.launch.rank}: " if self.launch.rank else ""
+                print(f"{rank}{helptext.problems_text(self.name, error.problems)}", file=sys.stderr)
         elif isinstance(error, ExitError):
             if self.launch.rank == 0 or not isinstance(error, AGREED):
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -7,7 +7,8 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of every LMForge process. Launchers restart on REQUEUE; WRONG_INPUT never deserves a retry."""
+    """Exit codes of every LMForge process. Launchers restart on REQUEUE; WRONG_INPUT never deserves a retry;
+    INTERRUPTED = interrupted by Ctrl-C."""
 
     DONE = 0
     FAILED = 1
@@ -16,6 +17,7 @@ class Exit(IntEnum):
     OUT_OF_MEMORY = 4
     STALL = 5
     REQUEUE = 85
+    INTERRUPTED = 130
     SIGTERM = 143
 
 

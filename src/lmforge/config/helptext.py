@@ -20,7 +20,7 @@ WORDS = {
   name=nano  seed=1                      name of the run's folder; start of every random stream
   trainer.max_steps=400                  length in optimizer updates (or trainer.max_epochs=2)
   trainer.devices=2                      processes or GPUs (a list picks some: 0,1)
-  batch.tokens=8192                      tokens in one update, over all devices
+  batch.tokens=2048                      tokens in one update, over all devices
   optimizer.lr=1e-3                      peak learning rate
   callbacks.checkpoint.every_n_steps=50  how often to save
   resume=auto | resume=FOLDER            continue a run exactly
@@ -30,7 +30,7 @@ WORDS = {
     "evaluate": """\
   run=latest | run=FOLDER      the run to score
   ckpt=best | last | PATH      which of its checkpoints
-  split=val | test             on what
+  split=val | test | train     on what
   data=text data.path=FILE     or on other text""",
     "generate": """\
   run=latest | run=FOLDER      the run to speak with

@@ -35,6 +35,12 @@ class Launch:
         return self.kind in ("torchrun", "slurm")
 
 
+def plain_environment(launch: Launch) -> bool:
+    """True when only this program starts processes, on this machine, whatever a cluster's variables say: the shell of
+    a Slurm allocation has SLURM_NTASKS set and is still one process."""
+    return launch.kind in ("none", "child")
+
+
 def read_launch(environ: MutableMapping[str, str] | None = None) -> tuple[Launch, str | None]:
     """The launch, and a warning when leftover rank variables of another launcher had to be removed from `environ`."""
     environ = os.environ if environ is None else environ

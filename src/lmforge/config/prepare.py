@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lmforge.config import machine
 from lmforge.config.batch import world
-from lmforge.config.checks import NEEDED_BY, preflight
-from lmforge.config.compose import Composed, Composer, Plain, flatten
+from lmforge.config.checks import NEEDED_BY, launch_problems, preflight
+from lmforge.config.compose import Composed, Composer, Plain, flatten, get, put
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
+from lmforge.config.machine_checks import check_weights
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.parse import Tree, Word
+from lmforge.config.places import absolute_paths
+from lmforge.config.precision import read_precision
 from lmforge.config.runs import RunFolder, find_auto, find_run
 from lmforge.config.schema import find_key
 from lmforge.config.targets import check_targets
@@ -27,12 +28,14 @@ FROM_STORED = ("data", "model", "task")  # what evaluate.py takes from the run, 
 @dataclass
 class Plan:
     """A checked config. `run` is the folder to continue or read, None for a new one; `changed` = stored values that
-    typed words replaced; `done` = the word to end with when nothing is left to do."""
+    typed words replaced; `kept` = keys left to the machine, which a continued run keeps as it stored them; `done` =
+    the word to end with when nothing is left to do."""
 
     plain: Plain
     run: RunFolder | None = None
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    kept: tuple[str, ...] = ()
     done: str | None = None
 
 
@@ -61,37 +64,76 @@ def plan_train(
 ) -> Plan:
     """Checks everything and finds the run to continue. Raises UsageError with all problems, `earlier` ones first."""
     composed, run = compose_train(composer, words, broken)
-    plan = Plan(composed.plain, run)
+    plan = Plan(composed.plain, run, kept=_left_to_the_machine(composed.plain, words, run))
     problems = [*earlier, *composed.problems.values()]
     settle(plan.plain, composer.tree, launch, composed.problems)
+    absolute_paths(plan.plain)
     if run is not None:
-        stored = run.load_plain()
-        plan.changed, refused = compare(stored, plan.plain)
-        problems += refused
+        problems += _meet_stored(plan, run)
     problems += check_targets(plan.plain)
-    found, plan.notes = preflight(plan.plain, composed.problems, machine_too=not launch.external)
+    problems += launch_problems(plan.plain, launch, composed.problems)
+    found, notes = preflight(plan.plain, composed.problems, machine_too=not launch.external)
+    plan.notes += notes
     problems += found
     if problems:
         raise UsageError(list(dict.fromkeys(problems)))
     return plan
 
 
+def _left_to_the_machine(plain: Plain, words: Sequence[Word], run: RunFolder | None) -> tuple[str, ...]:
+    precision = get(plain, "precision.word") == "auto"
+    untyped = typed(words, "trainer.threads") is None
+    threads = untyped and (run is not None or get(plain, "trainer.threads") == "auto")
+    return ("precision",) * precision + ("trainer.threads",) * threads
+
+
+def _meet_stored(plan: Plan, run: RunFolder) -> list[str]:
+    """Takes over what the stored run keeps and lists what the plan changes of it. Returns changes that cannot be."""
+    stored = absolute_paths(run.load_plain())
+    chosen = get(plan.plain, "precision.word")
+    for key in plan.kept:
+        if get(stored, key) not in (None, "auto"):
+            put(plan.plain, key, get(stored, key))
+    if "trainer.threads" in plan.kept:
+        _fit_threads(plan.plain, stored)
+    kept = get(plan.plain, "precision.word")
+    if kept != chosen:
+        plan.notes.append(f"precision={kept}, which this run began with; for a new one this machine chooses {chosen}")
+    plan.changed, refused = compare(stored, plan.plain)
+    return refused
+
+
+def _fit_threads(plain: Plain, stored: Plain) -> None:
+    """The stored number of threads stays, so that sums come out the same, unless more processes share the cores."""
+    now, before = _processes(plain), _processes(stored)
+    threads = get(plain, "trainer.threads")
+    if now and before and now > before and isinstance(threads, int):
+        put(plain, "trainer.threads", min(threads, machine.thread_share(now)))
+
+
 def continue_run(plan: Plan) -> None:
     """Finds the run of resume=auto, and says so when the run to continue has nothing left to do. Rank 0 only."""
     if plan.plain["resume"] == "auto":
-        plan.run, finished = find_auto(plan.plain)
-        if plan.run is None and finished is not None:
-            plan.done = f"{finished.path} is finished"
-        elif plan.run is not None:
-            plan.changed, _ = compare(plan.run.load_plain(), plan.plain)
+        plan.run, finished = find_auto(plan.plain, any_precision="precision" in plan.kept)
+        if plan.run is not None:
+            _meet_stored(plan, plan.run)
+        elif finished is not None:
+            plan.done = _finished(finished, plan.plain)
         else:
+            plan.plain["resume"] = None
+            check_weights(plan.plain)
             plan.notes.append("resume=auto: no unfinished run like this one; starting a new run")
     elif plan.run is not None and plan.run.finished(plan.plain):
-        plan.done = f"{plan.run.path} is finished; a larger trainer.max_steps or trainer.max_epochs goes on"
+        plan.done = _finished(plan.run, plan.plain)
     plan.plain["resume"] = str(plan.run.path) if plan.run else None
     if plan.run:
         plan.notes.append(f"continuing {plan.run.path}")
     plan.notes += [f"{key} {show(old)} -> {show(new)}" for key, (old, new) in plan.changed.items()]
+
+
+def _finished(run: RunFolder, plain: Plain) -> str:
+    larger = " and ".join(f"a larger {key}" for key in run.ended_by(plain))
+    return f"{run.path} is finished; {larger} goes on"
 
 
 def open_run(plan: Plan, words: Sequence[str], argv: Sequence[str], lock: bool = True) -> RunFolder:
@@ -104,6 +146,8 @@ def open_run(plan: Plan, words: Sequence[str], argv: Sequence[str], lock: bool =
     if lock:
         plan.run.lock()
     plan.run.write_start(words, argv, plan.changed)
+    if differs := plan.run.write_resumed():
+        plan.notes.append(f"since the run began: {', '.join(differs)}")
     plan.run.write_config(plan.plain)
     return plan.run
 
@@ -127,6 +171,8 @@ def plan_from_run(
     stored = run.load_plain()
     composed = train.overlay(stored, stored_words, broken)
     problems += [*composed.problems.values(), *_model_changes(stored, composed.plain)]
+    if any(word.key in ("data", "data.path") for word in stored_words):
+        _use_own_tokenizer(run, composed.plain["data"])
     plain = _merge_own(composed.plain, own.plain)
     plain["run"] = str(run.path)
     if "ckpt" not in own.problems:
@@ -134,6 +180,7 @@ def plan_from_run(
     settle(plain, composer.tree, launch, own.problems)
     _settle_batch(plain, {*composed.problems, *own.problems})
     problems += check_targets(plain)
+    problems += launch_problems(plain, launch, own.problems)
     found, notes = preflight(plain, {*composed.problems, *own.problems}, not launch.external, NEEDED_BY[composer.name])
     if problems or found:
         raise UsageError(list(dict.fromkeys([*problems, *found])))
@@ -146,6 +193,13 @@ def _model_changes(stored: Plain, new: Plain) -> list[str]:
         return []
     listed = ", ".join(f"{key}={show(value)} (the run has {show(old)})" for key, (old, value) in changed.items())
     return [f"{listed}: the run's weights fit only its own model; leave these words out"]
+
+
+def _use_own_tokenizer(run: RunFolder, data: Plain) -> None:
+    """Other text is cut into the ids that the run's weights know."""
+    file = run.path / "tokenizer.json"
+    if "tokenizer" in data and data["tokenizer"] is None and file.is_file():
+        data["tokenizer"] = str(file.absolute())
 
 
 def _settle_checkpoint(run: RunFolder, settings: Plain) -> list[str]:
@@ -166,10 +220,12 @@ def _settle_checkpoint(run: RunFolder, settings: Plain) -> list[str]:
 
 
 def _merge_own(stored: Plain, own: Plain) -> Plain:
-    """The trainer's keys one by one, all else of this front door as a whole."""
+    """The trainer's keys one by one, all else of this front door as a whole. What only speeds up or shrinks training
+    steps is left behind."""
     trainer = own.get("trainer") or {"accelerator": own["accelerator"], "devices": 1, "num_nodes": 1}
     strategy = own.get("strategy") or {"kind": "single"}
-    return {**stored, **own, "trainer": {**stored["trainer"], **trainer}, "strategy": strategy}
+    trainer = {**stored["trainer"], **trainer, "activation_checkpointing": 0}
+    return {**stored, **own, "trainer": trainer, "strategy": strategy, "compile": {"backend": None}}
 
 
 def _settle_batch(plain: Plain, broken: set[str]) -> None:
@@ -181,15 +237,26 @@ def _settle_batch(plain: Plain, broken: set[str]) -> None:
 
 
 def settle(plain: Plain, tree: Tree, launch: Launch, broken: Iterable[str]) -> None:
-    """Decides in place what the machine decides: precision=auto, and devices and nodes of an outer launcher."""
+    """Decides in place what the machine decides: precision=auto, trainer.threads=auto, and devices and nodes of an
+    outer launcher."""
     if launch.external:
         plain["trainer"]["devices"] = launch.local_world_size
         plain["trainer"]["num_nodes"] = launch.num_nodes
     if not {"precision.word", "trainer.accelerator"} & set(broken):
         word = machine.resolve_precision(plain["precision"]["word"], plain["trainer"]["accelerator"])
         if word != plain["precision"]["word"]:
-            file = tree.folder / "precision" / f"{word}.yaml"
-            plain["precision"] = yaml.safe_load(file.read_text(encoding="utf-8"))
+            plain["precision"] = read_precision(tree.folder, word)
+    processes = _processes(plain)
+    if get(plain, "trainer.threads") == "auto" and processes is not None:
+        plain["trainer"]["threads"] = machine.thread_share(processes)
+
+
+def _processes(plain: Plain) -> int | None:
+    """Processes on each node; None when the config's devices are reported as wrong elsewhere."""
+    try:
+        return world(plain)[0]
+    except (UsageError, KeyError, TypeError):
+        return None
 
 
 def compare(stored: Plain, new: Plain, only: Sequence[str] = ()) -> tuple[dict[str, tuple[Any, Any]], list[str]]:

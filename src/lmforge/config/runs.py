@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import secrets
 import shlex
@@ -16,10 +17,11 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from lmforge.config.compose import Plain, check_schema, flatten, to_config
+from lmforge.config.compose import Plain, check_schema, flatten, get, to_config
 from lmforge.config.errors import UsageError
+from lmforge.config.machine import AUTO_PRECISIONS
 from lmforge.config.nearest import did_you_mean, nearest
-from lmforge.config.provenance import provenance
+from lmforge.config.provenance import differences, provenance, read_facts
 from lmforge.config.schema import find_key
 from lmforge.config.targets import check_targets
 
@@ -105,6 +107,15 @@ class RunFolder:
             write_aside(self.path / "changes.diff", diff)
         write_aside(self.path / "provenance.json", json.dumps(facts, indent=2))
 
+    def write_resumed(self) -> list[str]:
+        """Adds the facts of a later start to provenance.json. Returns what differs from those of the first."""
+        file = self.path / "provenance.json"
+        first = read_facts(file)
+        facts, _ = provenance()
+        first["resumed"] = [*first.get("resumed", []), facts]
+        write_aside(file, json.dumps(first, indent=2))
+        return differences(first, facts)
+
     def load_plain(self) -> Plain:
         """The stored config, checked like a stranger's: known keys of the right type and allowed targets only."""
         try:
@@ -127,17 +138,20 @@ class RunFolder:
         return json.loads(self.summary_file.read_text(encoding="utf-8")) if self.summary_file.is_file() else {}
 
     def finished(self, plain: Plain) -> bool:
-        """True when the run has ended and `plain` asks for no more: its steps or epochs reach one of the limits, or
-        something other than a limit (early stopping) ended it."""
+        """True when the run has ended and `plain` asks for no more."""
+        return bool(self.ended_by(plain))
+
+    def ended_by(self, plain: Plain) -> list[str]:
+        """The keys of `plain` that would end the run at once: its steps or epochs reach the limit, or early stopping
+        ended it and its patience is still no larger than the validations it waited for. Empty while it goes on."""
         summary = self.summary()
         if not summary:
-            return False
-        if summary.get("reason", "max_steps") not in ("max_steps", "max_epochs"):
-            return True
-        steps, epochs = plain["trainer"]["max_steps"], plain["trainer"]["max_epochs"]
-        by_steps = steps is not None and summary["steps"] >= steps
-        by_epochs = epochs is not None and summary.get("epochs", 0) >= epochs
-        return by_steps or by_epochs
+            return []
+        done = {"trainer.max_steps": summary["steps"], "trainer.max_epochs": summary.get("epochs", 0)}
+        if summary.get("reason") == "early_stopping":
+            done["callbacks.early_stopping.patience"] = summary.get("early_stopping_waited", math.inf)
+        limits = {key: get(plain, key) for key in done}
+        return [key for key, limit in limits.items() if limit is not None and done[key] >= limit]
 
     def lock(self) -> None:
         """Claims the folder until this process ends, however it ends. Raises when another process holds it."""
@@ -217,9 +231,12 @@ def find_run(word: str, runs: Path, key: str = "run") -> RunFolder:
     raise UsageError(f"{key}={word}: no such run folder{did_you_mean(near)}{listed}")
 
 
-def fingerprint(plain: Plain) -> str:
-    """Hash of all that makes a run what it is: the resolved config without the keys that may change on resume."""
+def fingerprint(plain: Plain, any_precision: bool = False) -> str:
+    """Hash of all that makes a run what it is: the resolved config without the keys that may change on resume, and
+    with `any_precision` without precision."""
     fixed = {key: value for key, value in flatten(plain) if _makes_the_run(key)}
+    if any_precision:
+        fixed = {key: value for key, value in fixed.items() if not key.startswith("precision.")}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -228,9 +245,10 @@ def _makes_the_run(key: str) -> bool:
     return line is None or line.resume != "free"
 
 
-def runs_like(plain: Plain) -> Iterator[RunFolder]:
-    """Runs of this config's name and fingerprint, newest first; unreadable ones are passed over."""
-    wanted = fingerprint(plain)
+def runs_like(plain: Plain, any_precision: bool = False) -> Iterator[RunFolder]:
+    """Runs of this config's name and fingerprint, newest first; unreadable ones are passed over. With `any_precision`
+    also those with another precision that precision=auto chooses on some machines."""
+    wanted = fingerprint(plain, any_precision)
     for run in all_runs(Path(plain["paths"]["runs"])):
         if run.name != plain["name"]:
             continue
@@ -238,14 +256,15 @@ def runs_like(plain: Plain) -> Iterator[RunFolder]:
             stored = run.load_plain()
         except UsageError:
             continue
-        if fingerprint(stored) == wanted:
+        automatic = stored["precision"]["word"] in AUTO_PRECISIONS
+        if fingerprint(stored, any_precision) == wanted and (automatic or not any_precision):
             yield run
 
 
-def find_auto(plain: Plain) -> tuple[RunFolder | None, RunFolder | None]:
+def find_auto(plain: Plain, any_precision: bool = False) -> tuple[RunFolder | None, RunFolder | None]:
     """(the newest unfinished run like this config, the newest finished one)."""
     unfinished = finished = None
-    for run in runs_like(plain):
+    for run in runs_like(plain, any_precision):
         if not run.finished(plain):
             unfinished = run
             break

@@ -11,7 +11,7 @@ Kind = Literal["int", "float", "number", "bool", "text", "path", "name", "node"]
 OnResume = Literal["free", "logged", "refused"]
 
 METRICS = ("val/loss", "val/bits_per_byte", "val/perplexity", "val/accuracy")
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu", "hpu")
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 STRATEGIES = ("auto", "single", "ddp", "fsdp")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -32,6 +32,7 @@ class Key:
     above: float | None = None  # exclusive lower limit
     below: float | None = None  # exclusive upper limit
     words: tuple[str, ...] = ()  # text values allowed (for text: the only ones; for numbers: beside the numbers)
+    known: tuple[str, ...] = ()  # text values let through for a check that says why they cannot be
     nullable: bool = False
     many: Literal["no", "also", "always"] = "no"  # a list: never, beside a single value, or always
     length: int | None = None
@@ -59,7 +60,7 @@ SEED = Key("int", low=0, high=2**32 - 1)
 MONITOR = Key("text", words=METRICS)
 MODE = Key("text", words=("min", "max"))
 DTYPE = Key("text", words=DTYPES)
-ACCELERATOR = Key("text", words=ACCELERATORS, resume="free")
+ACCELERATOR = Key("text", words=ACCELERATORS, known=("mps", "tpu", "hpu"), resume="free")
 DEVICES = Key("int", low=0, words=("auto",), many="also", resume="free")
 THREADS = Key("int", low=1, words=("auto",), resume="free")
 BETAS = Key("float", low=0, below=1, many="always", length=2, resume="logged")
@@ -79,7 +80,7 @@ KEYS: dict[str, Key] = {
     "data.vocab_size": Key("int", low=258),
     "data.tokenizer": PATH_OR_NULL,
     "data.context": COUNT,
-    "data.stride": _logged(COUNT_OR_NULL),
+    "data.overlap": _logged(SHARE_BELOW_1),
     "data.num_workers": _free(FROM_ZERO),
     "data.pin_memory": _free(FLAG),
     "data.prefetch": _free(COUNT_OR_NULL),
@@ -161,7 +162,7 @@ KEYS: dict[str, Key] = {
     # evaluate and generate
     "run": PATH,
     "ckpt": PATH,
-    "split": Key("text", words=("val", "test")),
+    "split": Key("text", words=("train", "val", "test")),
     "batch_sequences": COUNT,
     "limit_batches": COUNT_OR_NULL,
     "prompt": Key("text"),
@@ -258,7 +259,7 @@ def _text(key: Key, value: Any) -> str:
 
     value = str(value).lower() if isinstance(value, bool) else str(value)
     bad_name = key.kind == "name" and not re.fullmatch(SAFE_NAME, value)
-    if key.kind == "node" or bad_name or (key.words and value not in key.words):
+    if key.kind == "node" or bad_name or (key.words and value not in key.words + key.known):
         raise ValueError
     return value
 

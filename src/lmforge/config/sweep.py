@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from lmforge.config.compose import Composer
 from lmforge.config.errors import Exit, UsageError
@@ -30,6 +33,40 @@ class SweepJob:
     code: int | None = None
 
 
+STOPPED_BY = {
+    signal.SIGTERM: Exit.SIGTERM,
+    signal.SIGUSR1: Exit.REQUEUE,
+    signal.SIGINT: Exit.INTERRUPTED,
+}
+
+
+class Stop:
+    """The signal that ends the sweep, handed on to the job that is running; no further job starts after it."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._note) for number in STOPPED_BY}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def watch(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        if self.signal is not None:  # it came while the process was being started
+            process.send_signal(self.signal)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number)
+        if self.process is not None:
+            self.process.send_signal(number)  # does nothing once the process has ended
+
+
 def run(composer: Composer, words: Sequence[Word], broken: Sequence[str], problems: list[str], argv: list[str]) -> int:
     """Runs all jobs one after another; a failing one does not stop the rest. Returns 0 when every job is done."""
     jobs = expand(words)
@@ -38,11 +75,15 @@ def run(composer: Composer, words: Sequence[Word], broken: Sequence[str], proble
         _freeze(composer, job, broken, argv)
     if all(job.run is None and job.code for job in jobs):
         raise UsageError([f"job {job.number} ({job.swept}): {job.status}" for job in jobs])
+    stop = Stop()
     try:
-        for job in jobs:
-            _run_job(job, argv[0])
+        with stop.listening():
+            for job in jobs:
+                _run_job(job, argv[0], stop)
     finally:
         print(table(jobs), flush=True)
+    if stop.signal is not None:
+        return STOPPED_BY[stop.signal]
     return Exit.FAILED if any(job.code for job in jobs) else Exit.DONE
 
 
@@ -81,16 +122,29 @@ def _freeze(composer: Composer, job: SweepJob, broken: Sequence[str], argv: list
         print(f"job {job.number} ({job.swept}) {job.status}", file=sys.stderr)
 
 
-def _run_job(job: SweepJob, script: str) -> None:
-    """Runs one job in a process of its own, its output on the terminal and in job.log of its run folder."""
+def _run_job(job: SweepJob, script: str, stop: Stop) -> None:
+    """Runs one job in a process of its own, its output on the terminal and in job.log of its run folder.
+
+    The process has its own group, so that a terminal's Ctrl-C reaches it once, through this process.
+    """
     if job.run is None:
+        return
+    if stop.signal is not None:
+        job.status = f"not started ({stop.signal.name})"
         return
     print(f"job {job.number} ({job.swept}) -> {job.run.path}", flush=True)
     environ = {**os.environ, RUN_VARIABLE: str(job.run.path.resolve()), "PYTHONUNBUFFERED": "1"}
     with (job.run.path / "job.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, script], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
+            [sys.executable, script],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            process_group=0,
         )
+        stop.watch(process)
         assert process.stdout is not None
         while chunk := process.stdout.read(65536):
             log.write(chunk)

@@ -20,6 +20,7 @@ from lmforge.data.prepare import prepare_stdlib, prepare_text
 from lmforge.data.shards import TokenShards, read_manifest
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.data.windows import Window, Windows
+from lmforge.data.workers import outlast_signals
 
 ORDER_VERSION = 1  # changes with the order of samples, so that no run goes on under another order
 
@@ -35,14 +36,15 @@ class TokenWindows(pl.LightningDataModule):
         self,
         folder: Path,
         context: int,
-        stride: int | None = None,
+        overlap: float = 0.0,
         num_workers: int = 0,
         pin_memory: bool = False,
         prefetch: int | None = None,
         limit_train_rows: int | None = None,
     ):
         super().__init__()
-        self.folder, self.context, self.stride = Path(folder), context, context if stride is None else stride
+        self.folder, self.context = Path(folder), context
+        self.stride = max(1, round(context * (1.0 - overlap)))
         self.limit_train_rows = limit_train_rows
         self.num_workers, self.pin_memory, self.prefetch = num_workers, pin_memory, prefetch
         self.manifest: dict[str, Any] = read_manifest(self.folder)
@@ -89,20 +91,20 @@ class TokenWindows(pl.LightningDataModule):
         return self.train_loader
 
     def val_dataloader(self) -> Any:
-        return self.scoring_loader("val") if self._has("val") else []
+        return self.scoring_loader("val") if self.has("val") else []
 
-    def scoring_loader(self, split: str, micro: int | None = None) -> "DataLoader[Window]":
+    def scoring_loader(self, split: str) -> "DataLoader[Window]":
         """Every target of a split once, in order; all ranks get the same number of batches, some without targets."""
-        if not self._has(split):
+        if not self.has(split):
             raise UsageError(f"split={split}: {self.folder} has no tokens in it; it has {', '.join(self._splits())}")
         rank, plan = self._share()
         rows = self.rows(split)
-        micro = micro or plan.micro
-        plan = replace(plan, sequences=micro * plan.world, micro=micro, accumulation=1)
+        plan = replace(plan, sequences=plan.micro * plan.world, accumulation=1)
         windows = Windows(rows, SampleOrder(len(rows), 0, shuffle=False), plan, rank, len(rows))
         return self._loader(windows, range(len(windows)))
 
-    def _has(self, split: str) -> bool:
+    def has(self, split: str) -> bool:
+        """Whether the split is there and holds anything to predict."""
         return split in self._splits()
 
     def _splits(self) -> list[str]:
@@ -125,6 +127,7 @@ class TokenWindows(pl.LightningDataModule):
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             prefetch_factor=self.prefetch if self.num_workers else None,
+            worker_init_fn=outlast_signals,
             generator=torch.Generator().manual_seed(self.seed),  # else its base seed comes from the global stream
         )
 

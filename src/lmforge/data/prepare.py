@@ -43,7 +43,7 @@ from lmforge.data.tokenizer import SPLIT_PATTERN, Tokenizer, check_vocab_size
 
 log = logging.getLogger(__name__)
 
-RECIPE = 2  # raise when a change here or in the modules used would give other shards
+RECIPE = 3  # raise when a change here or in the modules used would give other shards
 SALT = "lmforge/split"
 NEAR_COPY = 0.4  # Jaccard of five-word runs
 SAMPLE = 4_000_000  # characters of the train split the BPE learns from
@@ -73,7 +73,7 @@ def prepare_stdlib(vocab_size: int, cache: Path) -> Path:
         stdlib_files(),
         stdlib_documents,
         lambda document: stdlib_family(document.name),
-        lambda n: (60, 20),
+        lambda n: (60, 10),
         keep_copies=False,
     )
     return _prepare(source, vocab_size, None, cache)
@@ -111,6 +111,7 @@ def _prepare(source: _Source, vocab_size: int, tokenizer_path: str | None, cache
         return folder
     with _locked(root, folder.name):
         if not _is_whole(folder):
+            log.info("preparing data=%s (once; some seconds)", source.kind)
             _remove_leftovers(root)
             _build(source, vocab_size, tokenizer, folder, digest)
     return folder

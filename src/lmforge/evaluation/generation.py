@@ -1,10 +1,11 @@
 """Continuing a sequence token by token with a key-value cache."""
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmforge.config.errors import UsageError
@@ -49,7 +50,7 @@ def generate_ids(
     """Yield up to `most` new ids, fewer at the context's border or before the end mark, which is not yielded.
 
     `network` must be in evaluation mode; ids of `vocabulary` and above (padding rows) are never drawn. Under sharding
-    every rank must iterate, and draws the same ids.
+    every rank must iterate; rank 0 draws for all, whose last digits may differ.
     """
     context = network.context
     assert isinstance(context, int)
@@ -61,11 +62,20 @@ def generate_ids(
     ids = torch.tensor([prompt], device=device)
     for _ in range(min(most, context - len(prompt))):
         logits = network(ids, cache=cache)[0, -1, :vocabulary]
-        token = choose(logits, sampling, generator)
+        token = _shared(lambda: choose(logits, sampling, generator), device)  # noqa: B023 - called at once
         if token == end:
             return
         yield token
         ids = torch.tensor([[token]], device=device)
+
+
+def _shared(draw: Callable[[], int], device: torch.device) -> int:
+    """What rank 0 draws, on every rank: ranks that went on with different tokens would end at different times."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return draw()
+    token = torch.tensor([draw() if dist.get_rank() == 0 else 0], device=device)
+    dist.broadcast(token, src=0)
+    return int(token)
 
 
 def stream_text(tokenizer: Tokenizer, ids: Iterator[int], stop: str | None = None) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Scoring a checkpoint on a split: every target once, and a report that says what was scored."""
 
+import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ def report(
     """Metrics with all that is needed to repeat them."""
     assert isinstance(precision, ForwardPrecision)
     facts = data.manifest["splits"][cfg.split]
+    references = data.manifest if cfg.split == "val" and cfg.limit_batches is None else {}
     if not all(math.isfinite(value) for value in task.latest.values()):
         raise NonFinite(f"{checkpoint.folder}: the loss on {cfg.split} is not finite")
     return {
@@ -42,20 +45,44 @@ def report(
         **{name.removeprefix("val/"): value for name, value in task.latest.items()},
         "targets": task.scored,
         "documents": facts["documents"] if cfg.limit_batches is None else None,
+        "data": data.folder.name,
+        "data_hash": _hash([shard["sha256"] for shard in facts["shards"]]),
         "context": data.context,
         "stride": data.stride,
+        "limit_batches": cfg.limit_batches,
         "checkpoint": str(checkpoint.folder),
         "step": checkpoint.step,
         "hash": checkpoint.hash,
         "precision": precision.describe(),
-        "gzip_bits_per_byte": data.manifest.get("gzip_bits_per_byte") if cfg.split == "val" else None,
-        "xz_bits_per_byte": data.manifest.get("xz_bits_per_byte") if cfg.split == "val" else None,
+        "plain": cfg.limit_batches is None and cfg.precision.word == "32-true" and _of_the_run(cfg, data, checkpoint),
+        "gzip_bits_per_byte": references.get("gzip_bits_per_byte"),
+        "xz_bits_per_byte": references.get("xz_bits_per_byte"),
     }
 
 
+def _of_the_run(cfg: DictConfig, data: TokenWindows, checkpoint: Checkpoint) -> bool:
+    """Whether a run's own checkpoint met the run's own data, cut into rows as the run's validations cut them."""
+    run = RunFolder(checkpoint.folder.parent.parent)
+    if not run.config_file.is_file() or run.path.resolve() != Path(cfg.run).resolve():
+        return False
+    own, here = run.load().data, cfg.data
+    same = all(own.get(key) == here.get(key) for key in ("_target_", "path", "context", "overlap"))
+    identity = data.manifest.get("split_sha256"), data.manifest.get("tokenizer")
+    return same and identity == (checkpoint.state.get("split"), checkpoint.tokenizer)
+
+
+def _hash(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
 def publish(result: dict[str, Any], run: RunFolder) -> Path:
-    """Print the table, write it as JSON beside the run's own summary, and return that file."""
-    path = run.path / f"evaluation-{result['split']}-step-{result['step']:08d}.json"
+    """Print the table, write it as JSON beside the run's own summary, and return that file.
+
+    What was scored in another way than a run's own validation has a file of its own.
+    """
+    way = [result[key] for key in ("data_hash", "context", "stride", "limit_batches", "hash", "precision")]
+    suffix = "" if result["plain"] else f"-{_hash(way)[:8]}"
+    path = run.path / f"evaluation-{result['split']}-step-{result['step']:08d}{suffix}.json"
     write_json(path, result)
     table = Table(show_header=False, box=None, padding=(0, 2))
     for name, value in result.items():

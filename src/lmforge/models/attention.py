@@ -31,18 +31,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -
     `mask` is additive and broadcasts to `[batch, heads, queries, keys]`; with none, `causal` masks the future, where
     the last query stands beside the last key.
     """
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     queries, keys = q.shape[2], k.shape[2]
     matmul = uses_matmul(q.device.type, q.dtype, keys)
     if mask is None and causal and (matmul or queries < keys):  # `is_causal` would align the first ones
         mask = _causal_mask(queries, keys, q.device)
     if mask is not None:
         mask = mask.to(q.dtype)
+    groups = q.shape[1] // k.shape[1]
+    # only the flash kernel takes fewer key heads as they are, and it takes no mask
+    as_they_are = q.device.type == "cuda" and mask is None and q.dtype in (torch.float16, torch.bfloat16)
+    if groups > 1 and not as_they_are:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     if matmul:
         return _matmul_attention(q, k, v, mask)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal and mask is None, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:

@@ -176,7 +176,7 @@ class GPT(nn.Module):
             x = x + self.position(positions)
         x = F.dropout(x, self.dropout, self.training)
         rope = rotary(positions, self.head_dim, self.rope_base, x.dtype) if self.rope_base is not None else None
-        mask = document_mask(doc_ids) if doc_ids is not None else None
+        mask = document_mask(doc_ids).to(x.dtype) if doc_ids is not None else None
         for block in self.blocks.values():
             x = block(x, rope, mask, cache)
         if cache is not None:

@@ -39,6 +39,15 @@ class Control:
         """Whether any rank says so."""
         return self.agree(Agreed(int(verdict))).targets > 0
 
+    def gather(self, number: int) -> list[int]:
+        """Every rank's number, in order of rank."""
+        if self.group is None:
+            return [number]
+        numbers = torch.zeros(self.world, dtype=torch.int64)
+        numbers[self.rank] = number
+        dist.all_reduce(numbers, group=self.group)
+        return numbers.tolist()
+
     def barrier(self) -> None:
         if self.group is not None:
             dist.barrier(group=self.group)

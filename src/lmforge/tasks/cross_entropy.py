@@ -30,12 +30,39 @@ class _LowCrossEntropy(torch.autograd.Function):
         counted = labels != IGNORED
         target = labels.clamp(min=0)[:, None]
         p = torch.softmax(logits, dim=-1, dtype=torch.float32)
-        loss = -(p.gather(1, target).clamp_(min=TINY).log_().squeeze(1) * counted).sum()
-        ctx.gradient = p.scatter_add_(1, target, torch.full_like(target, -1, dtype=p.dtype)).mul_(counted[:, None])
-        ctx.dtype = logits.dtype
-        return loss
+        losses = torch.where(counted, _losses(logits, p, target), 0.0)  # an ignored row may hold anything
+        p.scatter_add_(1, target, torch.full_like(target, -1, dtype=p.dtype))
+        ctx.gradient, ctx.dtype = _without_rows(p, ~counted), logits.dtype
+        return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         gradient, ctx.gradient = ctx.gradient, None
         return gradient.mul_(gradients[0]).to(ctx.dtype), None  # scaled in float32, then rounded
+
+
+def _losses(logits: Tensor, p: Tensor, target: Tensor) -> Tensor:
+    """-log p of each row's target; exact also where p is too small for float32, which are few rows if any.
+
+    A CPU computes those rows alone; asking a GPU which they are would make it wait.
+    """
+    likely = p.gather(1, target).squeeze(1)
+    losses = -likely.clamp(min=TINY).log()
+    tiny = likely <= TINY
+    if not tiny.is_cpu:
+        return torch.where(tiny, _through_the_top(logits, p, target), losses)
+    rows = tiny.nonzero().squeeze(1)
+    return losses.index_copy_(0, rows, _through_the_top(logits[rows], p[rows], target[rows]))
+
+
+def _through_the_top(logits: Tensor, p: Tensor, target: Tensor) -> Tensor:
+    """-log p of the target as its logit's distance from the largest one, whose own p is at least 1 / vocabulary."""
+    top, place = logits.max(dim=-1, keepdim=True)
+    return (top.float() - logits.gather(1, target).float() - p.gather(1, place).log()).squeeze(1)
+
+
+def _without_rows(matrix: Tensor, rows: Tensor) -> Tensor:
+    """Zeros in the rows where the mask says so, in place; on a CPU only these rows are touched."""
+    if matrix.is_cpu:
+        return matrix.index_fill_(0, rows.nonzero().squeeze(1), 0.0)
+    return matrix.masked_fill_(rows[:, None], 0.0)

@@ -80,6 +80,12 @@ class UpdateTask(pl.LightningModule):
         assert isinstance(plugin, ForwardPrecision)
         return plugin
 
+    def on_fit_start(self) -> None:
+        """Every rank looks for checkpoints by itself; one that found another would train on apart from the rest."""
+        steps = self.control.gather(self.global_step)
+        if len(set(steps)) > 1:
+            raise RuntimeError(f"the ranks found different checkpoints, by rank at step {steps}; start again")
+
     def training_step(self, window: Window, batch_index: int) -> None:
         step = self.global_step + 1
         brought = {field: request() for field, request in self.requests.items()}
@@ -114,7 +120,7 @@ class UpdateTask(pl.LightningModule):
     def _clip(self) -> Tensor:
         """The norm of the whole gradient, over all shards, measured before it is clipped."""
         parameters = [p for p in self.network.parameters() if p.grad is not None]
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = _norm([p.grad for p in parameters if p.grad is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if self.clip_norm is not None:
             clip_grads_with_norm_(parameters, self.clip_norm, norm)
@@ -161,7 +167,7 @@ class UpdateTask(pl.LightningModule):
         self.scored = self.control.agree(Agreed(int(self.val_metrics.targets))).targets
 
     def stop(self) -> None:
-        """End training after this step, without another validation."""
+        """End training after this step; a validation that falls on it still runs."""
         self.trainer.fit_loop.epoch_loop.max_steps = self.global_step
 
     def state(self) -> dict[str, Any]:
@@ -179,3 +185,10 @@ class UpdateTask(pl.LightningModule):
         self.tokens, self.skipped, self.failures = state["tokens"], state["skipped"], state["failures"]
         if state["scaler"]:
             self.precision.load_state_dict(state["scaler"])
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """The 2-norm of all together; of 16-bit gradients in float32, where their squares neither vanish nor overflow."""
+    if all(g.dtype not in (torch.float16, torch.bfloat16) for g in gradients):
+        return get_total_norm(gradients)
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]))

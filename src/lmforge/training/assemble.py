@@ -11,6 +11,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -18,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from lmforge.config.batch import BatchPlan, strategy_kind
 from lmforge.config.build import build
 from lmforge.config.errors import UsageError
+from lmforge.config.launch import plain_environment, read_launch
 from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
 from lmforge.parallel.plan import Plan
@@ -29,8 +32,20 @@ from lmforge.training.preemption import replace_lightnings_signals
 from lmforge.training.progress import human
 
 
+class _Lines(logging.Handler):
+    """What this package logs, as plain lines on standard error, from rank 0."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        rank_zero_only(print)(f"{level}{self.format(record)}", file=sys.stderr, flush=True)
+
+
 def quiet() -> None:
-    """Lightning's tips and notices say nothing that this program does not say itself."""
+    """Lightning's tips and notices say nothing that this program does not say itself; its own are shown."""
+    log = logging.getLogger("lmforge")
+    log.setLevel(logging.INFO)
+    if not any(isinstance(handler, _Lines) for handler in log.handlers):
+        log.addHandler(_Lines())
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
@@ -41,6 +56,11 @@ def quiet() -> None:
 def warn(message: str) -> None:
     """One line on standard error, from rank 0."""
     rank_zero_only(print)(f"warning: {message}", file=sys.stderr)
+
+
+def entries(group: DictConfig | None) -> dict[str, DictConfig]:
+    """A keyed group's entries that are switched on."""
+    return {str(name): node for name, node in group.items() if node is not None} if group else {}
 
 
 def set_threads(threads: int | str, processes: int) -> int:
@@ -54,34 +74,37 @@ def set_threads(threads: int | str, processes: int) -> int:
 
 
 def keep_memory() -> None:
-    """Tell glibc to keep freed memory: giving big blocks back after each step and faulting them in again costs a sixth
-    of a small network's step. No effect elsewhere."""
+    """Tell glibc to keep up to half a GiB of freed memory: giving a step's blocks back and faulting them in again costs
+    a sixth of a small network's step. Blocks above 32 MiB are still mapped one by one: kept too, they would leave holes
+    that small long-lived blocks settle in, and the process would grow. No effect elsewhere."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return
-    mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: larger blocks are still mapped one by one
-    mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+    if mallopt(-3, 32 << 20) == 1:  # M_MMAP_THRESHOLD
+        mallopt(-1, 512 << 20)  # M_TRIM_THRESHOLD
 
 
 def make_data(cfg: DictConfig) -> TokenWindows:
     """Prepare (at first use) and open the tokens, and check that the model has a row for each."""
     data = build(cfg.data, cache=Path(cfg.paths.cache))
     assert isinstance(data, TokenWindows)
-    rows = cfg.model.vocab_size
-    if rows is not None and rows < data.vocab_size:
-        raise UsageError(
-            f"model.vocab_size={rows}: the tokenizer has {data.vocab_size} ids; {data.vocab_size} > {rows}"
-        )
+    if cfg.model.vocab_size is not None:
+        data.train.shards.check_vocabulary(cfg.model.vocab_size)
     return data
 
 
 def run_length(cfg: DictConfig, data: TokenWindows, plan: BatchPlan, start: tuple[int, int]) -> tuple[int, int, str]:
     """Updates and samples of the whole run, and the key that ends it: whichever of the two limits comes first.
 
-    `start` = (updates, samples) done so far. Only `max_epochs` makes the last batch a short one.
+    `start` = (updates, samples) done so far; raises UsageError when they are more than `max_steps`. Only `max_epochs`
+    makes the last batch a short one.
     """
     step, sample = start
+    if cfg.trainer.max_steps is not None and cfg.trainer.max_steps < step:
+        raise UsageError(
+            f"trainer.max_steps={cfg.trainer.max_steps}: fewer than the {step} steps of the checkpoint that is resumed"
+        )
     in_epochs = None if cfg.trainer.max_epochs is None else cfg.trainer.max_epochs * len(data.train)
     limits = {"max_steps": cfg.trainer.max_steps}
     if in_epochs is not None:
@@ -145,6 +168,18 @@ def device_type(cfg: DictConfig) -> str:
     raise UsageError(f"trainer.accelerator={word}: torch {torch.__version__} finds none here; allowed: auto, cpu")
 
 
+def make_profiler(word: str | None, folder: Path) -> SimpleProfiler | None:
+    """Its table goes to a file `fit-profile-<rank>.txt`."""
+    return None if word is None else SimpleProfiler(dirpath=folder, filename="profile")
+
+
+def make_plugins(cfg: DictConfig, device: str) -> list[Any]:
+    """The precision, and for a process that no launcher started Lightning's own environment: inside a batch script it
+    would find Slurm's variables and take itself for one of many tasks."""
+    alone = plain_environment(read_launch(dict(os.environ))[0])
+    return [make_precision(cfg, device), *([LightningEnvironment()] if alone else [])]
+
+
 def make_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], loggers: Any, **more: Any) -> pl.Trainer:
     """Lightning's Trainer with everything it would do on its own switched off that is done here."""
     device, devices = device_type(cfg), OmegaConf.to_container(cfg)["trainer"]["devices"]  # type: ignore[index, call-overload]
@@ -158,7 +193,7 @@ def make_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], lo
         devices=devices,
         num_nodes=cfg.trainer.num_nodes,
         strategy=strategy,
-        plugins=[make_precision(cfg, device)],
+        plugins=make_plugins(cfg, device),
         callbacks=callbacks,
         logger=loggers,
         default_root_dir=folder,
@@ -167,6 +202,8 @@ def make_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], lo
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        inference_mode=False,  # tensors made in it could not be used where sharded weights are gathered again
+        profiler=make_profiler(more.pop("profiler", None), folder),
         **more,
     )
     replace_lightnings_signals(trainer)
@@ -206,7 +243,7 @@ def announce(
         f"network     {human(parameters)} parameters",
         f"batch       {plan}, {plan.sequences * plan.context} tokens",
         f"strategy    {task.plan.kind}, {cfg.precision.word}: {precision.describe()}",
-        f"loggers     {', '.join(cfg.logger) or 'none'}",
+        f"loggers     {', '.join(entries(cfg.logger)) or 'none'}",
     ]
     if checkpoint is not None:
         lines.append(f"resuming    {checkpoint.folder.name} of {checkpoint.state['total_steps']} steps")

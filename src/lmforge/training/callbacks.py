@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from lmforge.config.batch import batch_plan
 from lmforge.config.build import build
+from lmforge.config.errors import UsageError
 from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
-from lmforge.training.assemble import device_type, make_precision
+from lmforge.training.assemble import device_type, entries, make_precision, warn
 from lmforge.training.checkpoint import Checkpoint, PieceReader
 from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.csvlog import cut_rows
@@ -23,46 +24,73 @@ from lmforge.training.logbook import Logbook
 from lmforge.training.peak import matmul_peak
 from lmforge.training.preemption import Preemption
 from lmforge.training.resume import Restore, StartFrom
+from lmforge.training.saving import measurable
 
 
 def make_callbacks(
     cfg: DictConfig, run: RunFolder, data: TokenWindows, checkpoint: Checkpoint | None, start: PieceReader | None
 ) -> list[pl.Callback]:
     """State first, then what writes the log, then what saves: a checkpoint is never ahead of its log."""
-    late = {
+    monitors = _monitors(cfg, data)
+    late: dict[str, dict[str, Any]] = {
         "checkpoint": {
             "folder": run.checkpoints,
             "identity": {
                 "data": data.fingerprint,
                 "split": data.manifest.get("split_sha256"),
-                "tokenizer": data.manifest["tokenizer"],
+                "tokenizer": data.manifest.get("tokenizer"),
             },
+            **monitors.get("checkpoint", {}),
         },
+        "early_stopping": monitors.get("early_stopping", {}),
         "throughput": {"every_n_steps": cfg.trainer.log_every_n_steps, "peak_flops": _peak(cfg)},
         "samples": {"seed": cfg.seed},
     }
-    named = {name: build(node, **late.get(name, {})) for name, node in cfg.callbacks.items() if node is not None}
+    named = {name: build(node, **late.get(name, {})) for name, node in entries(cfg.callbacks).items()}
     checkpointing = [callback for callback in named.values() if isinstance(callback, CheckpointCallback)]
     others = [callback for callback in named.values() if callback not in checkpointing]
     first: list[pl.Callback] = [Restore(checkpoint)] if checkpoint else [StartFrom(start)] if start else []
     return [*first, Logbook(cfg.trainer.log_every_n_steps), *others, *checkpointing, Preemption()]
 
 
+def _monitors(cfg: DictConfig, data: TokenWindows) -> dict[str, dict[str, str]]:
+    """What each callback that decides by a metric watches in place of one that can never be measured.
+
+    Raises UsageError when a run is to stop by a validation that it will not have.
+    """
+    watching = {name: node for name, node in entries(cfg.callbacks).items() if name in ("checkpoint", "early_stopping")}
+    if "early_stopping" in watching and watching["early_stopping"].patience is None:
+        del watching["early_stopping"]
+    if "early_stopping" in watching and not data.has("val"):
+        raise UsageError(
+            f"callbacks.early_stopping.patience={watching['early_stopping'].patience}: {data.folder} has no validation "
+            "tokens to watch; callbacks.early_stopping.patience=null"
+        )
+    known = data.tokenizer is not None
+    replaced = [name for name, node in watching.items() if measurable(node.monitor, known) != node.monitor]
+    if replaced and data.has("val"):
+        keys = ", ".join(f"callbacks.{name}.monitor" for name in replaced)
+        warn(f"{keys}: val/loss, since {data.folder} has no tokenizer.json to count val/bits_per_byte by")
+    return {name: {"monitor": measurable(watching[name].monitor, known)} for name in replaced}
+
+
 def make_loggers(cfg: DictConfig, run: RunFolder, step: int) -> list[Logger]:
     """Loggers that go on where `step` left the run: one log, each step once, the same run in every tracker."""
+    named = entries(cfg.logger)
+    places = {name: node.get("save_dir") for name, node in named.items()}
     late: dict[str, dict[str, Any]] = {
         "csv": {"folder": run.path},
         "tensorboard": {
-            "save_dir": cfg.logger.get("tensorboard", {}).get("save_dir") or run.path / "tensorboard",
+            "save_dir": places.get("tensorboard") or run.path / "tensorboard",
             "name": "",
             "version": "",
             "purge_step": step + 1 if step else None,
             "default_hp_metric": False,
         },
-        "wandb": {"save_dir": cfg.logger.get("wandb", {}).get("save_dir") or run.path, "id": run.id, "resume": "allow"},
+        "wandb": {"save_dir": places.get("wandb") or run.path, "id": run.id, "resume": "allow"},
     }
     _cut_log(run.path / "metrics.csv", step)
-    loggers = [build(node, **late.get(name, {})) for name, node in cfg.logger.items() if node is not None]
+    loggers = [build(node, **late.get(name, {})) for name, node in named.items()]
     settings = {"config": OmegaConf.to_container(cfg, resolve=True), **_origin(run)}
     for logger in loggers:
         logger.log_hyperparams(settings)

@@ -13,6 +13,7 @@ it is written under a hidden name, synced and renamed.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,12 @@ from lmforge.config.errors import UsageError
 
 FORMAT = 1
 KINDS = ("weights", "optimizer", "local")
+# what may stand in state.json, which can come from a stranger
+SHAPES: dict[str, type] = {
+    **dict.fromkeys(("step", "samples", "tokens", "skipped", "failures", "total_steps", "world_size"), int),
+    **dict.fromkeys(("metrics", "callbacks", "scaler"), dict),
+    "data": str,
+}
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -82,8 +89,10 @@ def order_header(path: Path) -> None:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(ordered) <= size  # else it would run over the first tensor
         file.seek(8)
-        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
+        file.write(ordered.ljust(size))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -119,22 +128,25 @@ class Checkpoint:
             self.state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
             form, self.step = self.state["format"], int(self.state["step"])
             self.files = {str(f["file"]): {"bytes": f["bytes"], "sha256": f["sha256"]} for f in self.state["files"]}
+            wrong = [key for key, kind in SHAPES.items() if not isinstance(self.state.get(key, kind()), kind)]
+            if wrong:
+                raise ValueError(f"{', '.join(wrong)} cannot be that")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._broken(f"state.json: {error}") from error
+            raise self.broken(f"state.json: {error}") from error
         if form != FORMAT:
             raise UsageError(f"{folder}: a checkpoint of format {form}; this version reads format {FORMAT}")
         for name, entry in self.files.items():
             self._check_size(name, entry)
 
-    def _broken(self, reason: str) -> UsageError:
+    def broken(self, reason: str) -> UsageError:
         return UsageError(f"incomplete or corrupt checkpoint {self.folder}: {reason}")
 
     def _check_size(self, name: str, entry: Mapping[str, Any]) -> None:
         path = self.folder / name
         if Path(name).name != name or not path.is_file():
-            raise self._broken(f"{name} is missing")
+            raise self.broken(f"{name} is missing")
         if path.stat().st_size != entry["bytes"]:
-            raise self._broken(f"{name} has {path.stat().st_size} bytes, {entry['bytes']} were written")
+            raise self.broken(f"{name} has {path.stat().st_size} bytes, {entry['bytes']} were written")
 
     @property
     def hash(self) -> str:
@@ -142,11 +154,19 @@ class Checkpoint:
         hashes = "".join(entry["sha256"] for name, entry in sorted(self.files.items()) if name.startswith("weights-"))
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
+    @property
+    def tokenizer(self) -> dict[str, Any] | None:
+        """The tokenizer behind the ids, as the manifest of the data described it; None when it was not known."""
+        found = self.state.get("tokenizer")
+        if not isinstance(found, dict | None):
+            raise self.broken("state.json: tokenizer cannot be that")
+        return found
+
     def verify(self) -> None:
         """Read every file once and compare its hash."""
         for name, entry in self.files.items():
             if digest(self.folder / name) != entry["sha256"]:
-                raise self._broken(f"the content of {name} is not what was written")
+                raise self.broken(f"the content of {name} is not what was written")
 
     def reader(self, kind: str) -> "PieceReader":
         names = sorted(name for name in self.files if name.startswith(f"{kind}-"))
@@ -163,8 +183,10 @@ class PieceReader:
         for path in paths:
             try:
                 self._index(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError, ValueError, KeyError) as error:
+            except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UsageError(f"incomplete or corrupt weights file {path}: {error}") from error
+        for name in self.shapes:
+            self._check_places(name)
 
     def _index(self, file: Any) -> None:
         places = json.loads((file.metadata() or {}).get("places", "{}"))
@@ -172,8 +194,36 @@ class PieceReader:
             piece = file.get_slice(name)
             size = tuple(piece.get_shape())
             place = places.get(name, {"offset": (0,) * len(size), "shape": size})
-            self.pieces.setdefault(name, []).append((piece, tuple(place["offset"]), size))
-            self.shapes[name] = tuple(place["shape"])
+            self.pieces.setdefault(name, []).append((piece, tuple(map(int, place["offset"])), size))
+            shape = tuple(map(int, place["shape"]))
+            if self.shapes.setdefault(name, shape) != shape:
+                raise ValueError(f"{name}: another shape than in the files before")
+            if piece.get_dtype() not in DTYPES:
+                raise ValueError(f"{name}: dtype {piece.get_dtype()}; known: {', '.join(DTYPES)}")
+
+    def _check_places(self, name: str) -> None:
+        """Pieces must lie inside the whole and apart from each other, else counting what is filled would prove nothing.
+
+        Raises UsageError; the files may come from a stranger.
+        """
+        whole = self.shapes[name]
+        places = sorted((offset, size) for _, offset, size in self.pieces[name])
+        for number, (offset, size) in enumerate(places):
+            inside = len(offset) == len(size) == len(whole)
+            if not inside or any(a < 0 or a + n > m for a, n, m in zip(offset, size, whole, strict=True)):
+                raise UsageError(f"{name}: a piece {list(size)} at {list(offset)} is not inside {list(whole)}")
+            for other, more in places[number + 1 :]:
+                if whole and other[0] >= offset[0] + size[0]:
+                    break  # sorted by their first offset, so all that follow are further away
+                if all(a < b + m and b < a + n for a, n, b, m in zip(offset, size, other, more, strict=True)):
+                    raise UsageError(f"{name}: two pieces of it overlap")
+
+    def check_whole(self, name: str) -> None:
+        """Raise UsageError unless the files hold every value: to be asked before memory is taken for a shape that
+        only the file vouches for."""
+        held, size = sum(math.prod(size) for _, _, size in self.pieces[name]), math.prod(self.shapes[name])
+        if held != size:
+            raise UsageError(f"{name}: the files hold {held} of the {size} values asked for")
 
     def names(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -199,6 +249,7 @@ class PieceReader:
 
     def read(self, name: str) -> Tensor:
         """The whole tensor on the CPU."""
+        self.check_whole(name)
         whole = torch.empty(self.shapes[name], dtype=self.dtype(name))
         self.read_into(name, whole, (0,) * whole.dim())
         return whole

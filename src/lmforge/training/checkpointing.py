@@ -50,12 +50,12 @@ class CheckpointCallback(pl.Callback):
         if task.agreed.failed:
             assert self.saver is not None
             self.saver.settle(task.control)
-        if task.agreed.stops or (self._due(trainer) and not task.validates(trainer.global_step)):
+        if (task.agreed.stops or self._due(trainer)) and not task.validates(trainer.global_step):
             self.save(trainer, task)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         task = _task(pl_module)
-        if trainer.state.fn == "fit" and (self._due(trainer) or self._improved(task)):
+        if trainer.state.fn == "fit" and (task.agreed.stops or self._due(trainer) or self._improved(task)):
             self.save(trainer, task)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -81,7 +81,7 @@ class CheckpointCallback(pl.Callback):
         self.saved_step = step
         flush(trainer)
         metrics = task.latest if task.latest_step == step else {}
-        callbacks = {type(c).__name__: state for c in trainer.callbacks if (state := c.state_dict())}  # type: ignore[attr-defined]
+        callbacks = {name: kept for name, c in named_callbacks(trainer).items() if (kept := c.state_dict())}
         samples = trainer.datamodule.samples_at(step)  # type: ignore[attr-defined]
         state = {
             **task.state(),
@@ -120,6 +120,16 @@ def pieces_of(task: UpdateTask, trainer: pl.Trainer) -> dict[str, dict[str, Piec
         "optimizer": optimizer_pieces(task.network, trainer.strategy.optimizers),
         "local": {name: Piece(value, (), ()) for name, value in sums.items()},
     }
+
+
+def named_callbacks(trainer: pl.Trainer) -> dict[str, pl.Callback]:
+    """The trainer's callbacks by class name; a second one of its class is `Name-2`."""
+    named: dict[str, pl.Callback] = {}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        name = type(callback).__name__
+        before = sum(type(other) is type(callback) for other in named.values())
+        named[f"{name}-{before + 1}" if before else name] = callback
+    return named
 
 
 def _finite(metrics: dict[str, float]) -> dict[str, float]:

@@ -45,8 +45,14 @@ class EarlyStop(pl.Callback):
             self.stopped = True
             pl_module.stop()
 
+    @property
+    def state_key(self) -> str:
+        """Lightning allows several of a class only under keys that differ."""
+        return self._generate_state_key(monitor=self.monitor, sign=self.sign, min_delta=self.min_delta)
+
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited} if self.patience is not None else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.waited = state_dict["best"], state_dict["waited"]
+        best = state_dict["best"]
+        self.best, self.waited = None if best is None else float(best), int(state_dict["waited"])

@@ -84,7 +84,7 @@ class WideAdamW(Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
             state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
-        state["step"] += 1
+        state["step"] = state["step"].cpu() + 1  # a checkpoint's comes back on the weights' device
         count = float(state["step"])
         mean = state["exp_avg"].lerp_(gradient, 1.0 - beta1) / (1.0 - beta1**count)
         square = state["exp_avg_sq"].lerp_(gradient.square(), 1.0 - beta2) / (1.0 - beta2**count)
@@ -121,7 +121,10 @@ class Muon(Optimizer):
             p.mul_(1.0 - lr * weight_decay).add_(_like(update, p), alpha=-lr)
 
     def _nesterov(self, p: nn.Parameter, momentum: float) -> Tensor:
-        buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+        state = self.state[p]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        buffer: Tensor = state["momentum_buffer"]
         assert p.grad is not None
         buffer.lerp_(p.grad, 1.0 - momentum)
         return p.grad.lerp(buffer, momentum)

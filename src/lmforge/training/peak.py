@@ -4,16 +4,22 @@ import json
 import math
 import os
 import platform
+import re
 import time
 from pathlib import Path
 
 import torch
 
-# dense bf16/fp16 tensor-core TFLOP/s without sparsity, from NVIDIA's datasheets; the SXM part where there are several
+# dense bf16/fp16 tensor-core TFLOP/s without sparsity, from NVIDIA's datasheets; SXM unless the name says otherwise,
+# and a name that is part of another comes after it
 DATASHEET = {
-    "H200": 989,
-    "H100": 989,
     "B200": 2250,
+    "GH200": 989,
+    "H200 NVL": 835,
+    "H200": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H100": 989,
     "A100": 312,
     "L40S": 362,
     "L4": 121,
@@ -26,12 +32,17 @@ DATASHEET = {
 def matmul_peak(device: torch.device, dtype: torch.dtype, threads: int, cache: Path) -> float | None:
     """FLOP/s of one process; None when it is not known (a GPU without an entry, or fp32 on one)."""
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
         low = dtype in (torch.bfloat16, torch.float16)
-        return next((1e12 * peak for word, peak in DATASHEET.items() if low and word in name), None)
+        return datasheet_peak(torch.cuda.get_device_name(device)) if low else None
     if device.type != "cpu":
         return None
     return _cpu_peak(dtype, threads, cache / "matmul_peak.json")
+
+
+def datasheet_peak(name: str) -> float | None:
+    """FLOP/s of the GPU of this name. Only whole words count: an A1000 is no A100."""
+    found = (peak for words, peak in DATASHEET.items() if re.search(rf"\b{words}\b", name))
+    return next((1e12 * peak for peak in found), None)
 
 
 def _cpu_peak(dtype: torch.dtype, threads: int, path: Path) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmforge.config.errors import Exit, Requeue, Terminated, UsageError
@@ -16,8 +16,10 @@ from lmforge.data.module import TokenWindows
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.assemble import warn
 from lmforge.training.checkpoint import Checkpoint, PieceReader, list_checkpoints
+from lmforge.training.checkpointing import CheckpointCallback, named_callbacks
+from lmforge.training.metrics import TokenMetrics
 from lmforge.training.preemption import Preemption
-from lmforge.training.saving import Keep, whole_checkpoints
+from lmforge.training.saving import Keep, measurable, whole_checkpoints
 
 WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
@@ -72,6 +74,7 @@ def load_optimizers(network: nn.Module, optimizers: list[Optimizer], reader: Pie
         if shape == tuple(parameter.shape):
             value = torch.zeros_like(parameter, dtype=dtype)
         else:
+            reader.check_whole(name)
             value = torch.zeros(shape, dtype=dtype, device=parameter.device)
         reader.load(name, value)
         owner[parameter].state[parameter][slot] = value
@@ -83,13 +86,21 @@ def load_local(task: UpdateTask, checkpoint: Checkpoint, rank: int, world: int) 
     mine = [rank] if same else list(range(checkpoint.state["world_size"])) if rank == 0 else []
     metrics = task.train_metrics
     for other in mine:
-        reader = PieceReader([checkpoint.folder / f"local-{other:05d}.safetensors"])
-        for name in reader.names():
-            attribute = name.removeprefix("train/")
-            current = getattr(metrics, attribute)
-            setattr(metrics, attribute, current + reader.read(name).to(current.device))
-    if mine:
-        metrics._update_count = max(metrics._update_count, 1)
+        for name, value in _local_sums(checkpoint, f"local-{other:05d}.safetensors", metrics).items():
+            current = getattr(metrics, name)
+            setattr(metrics, name, current + value.to(current.device))
+    metrics._update_count = max(metrics._update_count, 1)  # on every rank: to compute them is a collective
+
+
+def _local_sums(checkpoint: Checkpoint, file: str, metrics: TokenMetrics) -> dict[str, Tensor]:
+    """One rank's metric sums out of its file, which may come from a stranger."""
+    if file not in checkpoint.files:
+        raise checkpoint.broken(f"state.json does not name {file}")
+    reader = PieceReader([checkpoint.folder / file])
+    unknown = [name for name in reader.names() if name.removeprefix("train/") not in metrics._defaults]
+    if unknown or any(reader.shapes.values()):
+        raise checkpoint.broken(f"{file}: {_some(unknown) if unknown else 'a sum'} is no metric of this version")
+    return {name.removeprefix("train/"): reader.read(name) for name in reader.names()}
 
 
 class Restore(pl.Callback):
@@ -109,10 +120,16 @@ class Restore(pl.Callback):
         self._set_step(trainer, state["step"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            saved = self.checkpoint.state["callbacks"].get(type(callback).__name__)
+        for name, callback in named_callbacks(trainer).items():
+            saved = self.checkpoint.state["callbacks"].get(name)
             if saved:
-                callback.load_state_dict(saved)
+                self._load(name, callback, saved)
+
+    def _load(self, name: str, callback: pl.Callback, saved: dict[str, object]) -> None:
+        try:
+            callback.load_state_dict(saved)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self.checkpoint.broken(f"{name}: {error}") from error
 
     @staticmethod
     def _set_step(trainer: pl.Trainer, step: int) -> None:
@@ -190,13 +207,17 @@ def check_data(checkpoint: Checkpoint | None, fingerprint: str) -> None:
 
 
 def leave_if_stopped(trainer: pl.Trainer, run: RunFolder) -> None:
-    """Raise what ends a preempted process with the right code; its state is on disk."""
+    """Raise what ends a preempted process with the right code; its state is on disk if checkpoints are written."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Preemption) and callback.stopped is not None:
             error = Requeue if callback.stopped is Exit.REQUEUE else Terminated
-            raise error(
-                f"stopped at step {trainer.global_step} and saved; go on with: python train.py resume={run.path}"
-            )
+            raise error(f"stopped at step {trainer.global_step}{_saved(trainer, run)}")
+
+
+def _saved(trainer: pl.Trainer, run: RunFolder) -> str:
+    if any(isinstance(callback, CheckpointCallback) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        return f" and saved; go on with: python train.py resume={run.path}"
+    return "; nothing was saved, since callbacks.checkpoint is null"
 
 
 def starting_weights(cfg: DictConfig, data: TokenWindows) -> PieceReader | None:
@@ -217,7 +238,7 @@ def starting_weights(cfg: DictConfig, data: TokenWindows) -> PieceReader | None:
 
 def check_tokenizer(checkpoint: Checkpoint, data: TokenWindows) -> None:
     """Ids must mean the same text in the weights and in the data; raises UsageError naming what differs."""
-    theirs, ours = checkpoint.state.get("tokenizer"), data.manifest["tokenizer"]
+    theirs, ours = checkpoint.tokenizer, data.manifest.get("tokenizer")
     if theirs is None or ours is None or theirs == ours:
         return
     differing = [f"{key} {theirs.get(key)} there, {ours.get(key)} here" for key in ours if theirs.get(key) != ours[key]]
@@ -227,4 +248,6 @@ def check_tokenizer(checkpoint: Checkpoint, data: TokenWindows) -> None:
 def keep_rule(run: RunFolder) -> Keep:
     """What `best` means for a stored run."""
     node = run.load().callbacks.get("checkpoint")
-    return Keep(1, 1, node.monitor, node.mode) if node is not None else Keep(1, 1, "val/loss", "min")
+    if node is None:
+        return Keep(1, 1, "val/loss", "min")
+    return Keep(1, 1, measurable(node.monitor, (run.path / "tokenizer.json").exists()), node.mode)

@@ -1,6 +1,7 @@
 """A sample of what the network writes, after validations."""
 
 import sys
+from typing import Any
 
 import lightning.pytorch as pl
 
@@ -34,3 +35,14 @@ class Samples(pl.Callback):
         self.text = self.prompt + "".join(stream_text(tokenizer, ids))
         if trainer.is_global_zero and sys.stderr.isatty() and trainer.global_step < pl_module.total_steps:
             print(f"\x1b[2m{self.text}\x1b[0m", file=sys.stderr)
+
+    @property
+    def state_key(self) -> str:
+        """Lightning allows several of a class only under keys that differ."""
+        return self._generate_state_key(prompt=self.prompt)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validations": self.validations}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.validations = int(state_dict["validations"])

@@ -51,6 +51,11 @@ def optimizer_pieces(network: nn.Module, optimizers: list[Optimizer]) -> dict[st
     return {name: piece for name, piece in pieces.items() if piece is not None}
 
 
+def measurable(monitor: str, tokenizer_known: bool) -> str:
+    """The metric that `monitor` can be here: without a tokenizer bytes are not known, and the loss stands in."""
+    return "val/loss" if monitor == "val/bits_per_byte" and not tokenizer_known else monitor
+
+
 @dataclass(frozen=True)
 class Keep:
     """Which checkpoints stay: the newest `last` and the `best` by a metric; NaN and infinities are never best."""
@@ -63,7 +68,7 @@ class Keep:
     def value(self, state: Mapping[str, Any]) -> float | None:
         """The metric as a number to minimise."""
         value = state.get("metrics", {}).get(self.monitor)
-        if value is None or not math.isfinite(value):
+        if not isinstance(value, int | float) or not abs(value) < math.inf:  # a file may hold anything
             return None
         return value if self.mode == "min" else -value
 

@@ -1,11 +1,11 @@
 """What a run amounted to: `summary.json` for programs and a table for people."""
 
 import math
-import resource
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.profilers import SimpleProfiler
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -17,19 +17,15 @@ from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import list_checkpoints, write_json
 from lmforge.training.early_stopping import EarlyStop
 from lmforge.training.progress import clock, human
+from lmforge.training.resources import cpu_seconds, peak_memory_bytes
 from lmforge.training.samples import Samples
-from lmforge.training.throughput import Throughput, peak_memory_bytes
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process and the children it has waited for, all threads, since its start."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+from lmforge.training.throughput import Throughput
 
 
 def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason: str) -> dict[str, Any]:
     """The numbers of a finished run by their stable names; None where a number is not known."""
     speed = _callback(trainer, Throughput)
+    used = speed.resources if speed else None
     if (early := _callback(trainer, EarlyStop)) and early.stopped:
         reason = "early_stopping"
     flops = task.network.flops_per_token(data.context)  # type: ignore[operator]
@@ -49,11 +45,12 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
         "tokens_per_second": speed.tokens_per_second if speed else None,
         "mfu": speed.utilisation(flops) if speed else None,
         "data_wait_share": speed.data_wait_share if speed else None,
-        "peak_memory_bytes": peak_memory_bytes(),
-        "cpu_seconds": cpu_seconds(),
+        "peak_memory_bytes": used.memory if used else peak_memory_bytes(trainer.strategy.root_device),
+        "cpu_seconds": used.cpu_now() if used else cpu_seconds(),
         "context": data.context,
         "stride": data.stride,
         "reason": reason,
+        "early_stopping_waited": early.waited if early and early.patience is not None else None,
         "warnings": warnings,
     }
 
@@ -69,6 +66,8 @@ def finish(trainer: pl.Trainer, summary: dict[str, Any], run: RunFolder) -> None
     for warning in summary["warnings"]:
         console.print(f"[yellow]warning:[/] {warning}")
     console.print(f"run folder  {run.path}", soft_wrap=True)
+    for profile in sorted(run.path.glob("*-profile*.txt")) if isinstance(trainer.profiler, SimpleProfiler) else ():  # type: ignore[attr-defined]
+        console.print(f"profile     {profile}", soft_wrap=True)
     for newest in list_checkpoints(run.checkpoints)[-1:]:
         console.print(f"checkpoint  {newest}\n", soft_wrap=True)
     console.print("next")

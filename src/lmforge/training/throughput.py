@@ -1,7 +1,5 @@
 """Tokens per second, model FLOPs utilisation, waiting for data, memory: over the whole run and per interval."""
 
-import resource
-import sys
 import time
 from typing import Any
 
@@ -10,6 +8,7 @@ import torch
 
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.logbook import log
+from lmforge.training.resources import Resources
 
 DATA_WAIT_WARNING = 0.10  # share of the training time
 SAMPLE_WARNING = 1e-3  # seconds to build one sample
@@ -27,6 +26,7 @@ class Throughput(pl.Callback):
         self.seconds = self.wait = 0.0
         self.tokens = 0
         self.mark: tuple[float, float, int] | None = None
+        self.resources: Resources | None = None
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, UpdateTask)
@@ -47,14 +47,15 @@ class Throughput(pl.Callback):
         assert isinstance(pl_module, UpdateTask)
         if self.mark is not None:
             self._close(trainer, pl_module)
+        self.resources = Resources.gather(pl_module.control, trainer.strategy.root_device)
 
     def _now(self, trainer: pl.Trainer, task: UpdateTask) -> tuple[float, float, int]:
         return time.perf_counter(), trainer.datamodule.train_loader.wait_seconds, task.tokens  # type: ignore[attr-defined]
 
     def _close(self, trainer: pl.Trainer, task: UpdateTask) -> float:
         """Add the interval since the mark to the totals and return its tokens per second; work on a GPU is awaited."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize(trainer.strategy.root_device)
         assert self.mark is not None
         began, waited, tokens = self.mark
         now, wait, total = self._now(trainer, task)
@@ -91,11 +92,3 @@ class Throughput(pl.Callback):
                 f"building a sample takes {1e3 * loader.build_seconds / loader.samples:.2f} ms; prepare more beforehand"
             )
         return found
-
-
-def peak_memory_bytes() -> int:
-    """Most memory this process has held: on the GPU when there is one, else resident in RAM."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,26 @@
+"""Where things lie, in a form that means the same from every working folder."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+from lmforge.config.compose import Plain, get, put
+
+
+def absolute_paths(plain: Plain) -> Plain:
+    """Makes the config's own inputs and its cache absolute, in place. What is not there stays as typed, for the check
+    that says so; run folders keep the short name they were given."""
+    for key in ("data.path", "data.tokenizer", "weights", "paths.cache"):
+        path = get(plain, key)
+        if isinstance(path, str) and path:
+            put(plain, key, _absolute(path, must_exist=key != "paths.cache"))
+    return plain
+
+
+def _absolute(path: str, must_exist: bool) -> str:
+    if os.path.exists(path) or not must_exist:
+        return os.path.abspath(path)
+    if glob.glob(path, recursive=True):
+        return os.path.join(glob.escape(os.getcwd()), path)
+    return path
