@@ -41,8 +41,8 @@ def test_tokens_that_do_not_divide(compose):
     assert problem == "batch.tokens=1000: 1000 / data.context 256 = 3.906 sequences; use 768 or 1024"
 
 
-@pytest.mark.parametrize(("sequences", "context", "micro"), [(4, 256, 4), (64, 256, 4), (6, 256, 3), (7, 8192, 1)])
-def test_auto_micro_is_the_largest_divisor_within_1024_tokens_on_a_cpu(compose, sequences, context, micro):
+@pytest.mark.parametrize(("sequences", "context", "micro"), [(4, 256, 4), (64, 256, 8), (10, 256, 5), (7, 8192, 1)])
+def test_auto_micro_is_the_largest_divisor_within_2048_tokens_on_a_cpu(compose, sequences, context, micro):
     plan = batch_plan(compose.plain(f"batch.sequences={sequences}", f"model.context={context}"))
     assert plan.micro == micro
 

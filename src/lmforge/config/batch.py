@@ -9,7 +9,7 @@ from lmforge.config import machine
 from lmforge.config.errors import UsageError
 
 # micro_sequences=auto: at most so many tokens on a device at once; a CPU is fastest while blocks of logits stay small.
-AUTO_MICRO_TOKENS = {"cpu": 1024, "gpu": 16384}
+AUTO_MICRO_TOKENS = {"cpu": 2048, "gpu": 16384}
 
 
 @dataclass(frozen=True)

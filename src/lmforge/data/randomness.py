@@ -11,4 +11,6 @@ def seed_streams(*key: int) -> None:
     words = np.random.SeedSequence(key).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
-    torch.manual_seed(int(words[2]))
+    torch.default_generator.manual_seed(int(words[2]))  # torch.manual_seed asks every backend, ten times the cost
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(int(words[2]))

@@ -75,13 +75,13 @@ def set_threads(threads: int | str, processes: int) -> int:
 
 def keep_memory() -> None:
     """Tell glibc to keep up to half a GiB of freed memory: giving a step's blocks back and faulting them in again costs
-    a sixth of a small network's step. Blocks above 32 MiB are still mapped one by one: kept too, they would leave holes
+    a sixth of a small network's step. Blocks above 40 MiB are still mapped one by one: kept too, they would leave holes
     that small long-lived blocks settle in, and the process would grow. No effect elsewhere."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return
-    if mallopt(-3, 32 << 20) == 1:  # M_MMAP_THRESHOLD
+    if mallopt(-3, 40 << 20) == 1:  # M_MMAP_THRESHOLD
         mallopt(-1, 512 << 20)  # M_TRIM_THRESHOLD
 
 
