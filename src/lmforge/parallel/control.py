@@ -37,7 +37,7 @@ class Control:
 
     def any(self, verdict: bool | int) -> bool:
         """Whether any rank says so."""
-        return self.agree(Agreed(int(verdict))).targets > 0
+        return sum(self.gather(int(verdict))) > 0
 
     def gather(self, number: int) -> list[int]:
         """Every rank's number, in order of rank."""

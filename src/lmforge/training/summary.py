@@ -92,6 +92,7 @@ def _table(summary: dict[str, Any]) -> Table:
     ours, gzip, xz = (summary[key] for key in ("val/bits_per_byte", "gzip_bits_per_byte", "xz_bits_per_byte"))
     if ours is not None:
         table.add_row("bits per byte on unseen files", f"[bold]{ours:.3f}[/]{_against(ours, xz)}")
+        table.add_row("  scored with", f"context {summary['context']}, stride {summary['stride']}")
     if gzip is not None and xz is not None:
         table.add_row("  gzip -9, xz -9 on the same files", f"{gzip:.3f}, {xz:.3f}")
     if summary["val/loss"] is not None:
