@@ -4,8 +4,10 @@ The server is started once for the whole test session; after that two ranks cost
 reaped, also when one of them fails or hangs.
 """
 
+import contextlib
 import multiprocessing
 import os
+import secrets
 import socket
 import time
 import traceback
@@ -14,13 +16,20 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "lightning.pytorch", "lmforge.training.assemble"])
+CONTEXT.set_forkserver_preload(
+    ["torch", "torch._dynamo", "lightning.pytorch", "pytest", "torch.distributed.fsdp", "torch.distributed.tensor"]
+    + [f"lmforge.{name}" for name in ("training.callbacks", "training.summary", "tasks.causal_lm", "evaluation.score")]
+    + ["lightning.pytorch.loggers.tensorboard", "lightning.pytorch.loggers.wandb"]
+)
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A free port below those that the system hands to outgoing connections, which could take it meanwhile."""
+    while True:
+        port = secrets.SystemRandom().randrange(15000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def run_ranks(job: Callable[..., Any], world: int, *args: Any, seconds: float = 150.0) -> list[Any]:
