@@ -72,8 +72,10 @@ def _collect(processes: list[Any], readers: list[Connection], deadline: float) -
 
 def _rank(job: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, port: int, pipe: Connection) -> None:
     import torch
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
     torch.set_num_threads(1)
+    rank_zero_only.rank = rank  # read from the environment at import, which the server did without one
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
