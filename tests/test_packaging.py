@@ -20,8 +20,7 @@ def pins() -> dict[str, str]:
 
 
 def direct() -> list[Requirement]:
-    extras = PROJECT["optional-dependencies"]
-    found = [Requirement(text) for text in PROJECT["dependencies"] + extras["test"] + extras["dev"]]
+    found = [Requirement(text) for text in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])]
     return [requirement for requirement in found if requirement.name != "lmforge"]
 
 

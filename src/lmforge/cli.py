@@ -13,26 +13,35 @@ from lmforge.config.errors import Exit
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.runs import RunFolder
 
-HELP = """\
-Usage: lmforge JOB [key=value ...]
-
-Jobs
-  generate   continue a text with a trained run: lmforge generate run=latest 'prompt=def f(a, b):'
-
-lmforge JOB --help lists a job's words. Training and evaluation are train.py and evaluate.py."""
+SUMMARIES = {
+    "generate": "continue a text with a trained run: lmforge generate run=latest 'prompt=def f(a, b):'",
+}
 
 
 def main() -> None:
-    jobs = {"generate": _generate}
+    jobs = {
+        "generate": _generate,
+    }
     job, *words = sys.argv[1:] or ["--help"]
     if job in ("-h", "--help"):
-        print(HELP)
+        print(help_text())
         sys.exit(int(Exit.DONE))
     if job not in jobs:
         hint = did_you_mean(nearest(job, jobs))
         print(f"lmforge {job}: no such job{hint}; jobs: {', '.join(jobs)}", file=sys.stderr)
         sys.exit(int(Exit.WRONG_INPUT))
     run_front_door(job, jobs[job], [sys.argv[0], *words])
+
+
+def help_text() -> str:
+    listed = "\n".join(f"  {job:<9}  {summary}" for job, summary in SUMMARIES.items())
+    return f"""\
+Usage: lmforge JOB [key=value ...]
+
+Jobs
+{listed}
+
+lmforge JOB --help lists a job's words. Training and evaluation are train.py and evaluate.py."""
 
 
 def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:

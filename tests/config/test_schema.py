@@ -1,6 +1,7 @@
 import pytest
 
-from lmforge.config.schema import KEYS, Key, allowed, coerce, find_key
+from lmforge.config.keys import KEYS, find_key
+from lmforge.config.schema import Key, allowed, coerce
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lmforge.config.compose import Composer, flatten
-from lmforge.config.schema import find_key
+from lmforge.config.keys import find_key
 from lmforge.config.targets import check_targets
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"

@@ -13,10 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lmforge.config.errors import UsageError
+from lmforge.config.keys import find_key
 from lmforge.config.nearest import did_you_mean, nearest_key
 from lmforge.config.parse import MAY_BE_NULL, Tree, Word
 from lmforge.config.precision import KEYS, precision_problems, refusal
-from lmforge.config.schema import allowed, coerce, find_key
+from lmforge.config.schema import allowed, coerce
 
 Plain = dict[str, Any]
 
@@ -266,7 +267,7 @@ def check_schema(plain: Plain, skip: set[str] | None = None) -> dict[str, str]:
 def _check_leaf(plain: Plain, key: str, value: Any) -> str | None:
     line = find_key(key)
     if line is None:
-        return f"{key}={value}: unknown key; a new key needs its line in src/lmforge/config/schema.py"
+        return f"{key}={value}: unknown key; a new key needs its line in src/lmforge/config/keys.py"
     if value == "???":
         return f"{key} must be given: {allowed(line)}"
     try:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmforge.config.keys import find_key
 from lmforge.config.nearest import did_you_mean, nearest
-from lmforge.config.schema import Key, allowed, find_key
+from lmforge.config.schema import Key, allowed
 
 FLAGS = {
     "-h": "help", "--help": "help", "-c": "cfg", "--cfg": "cfg", "--resolve": "resolve", "-i": "info", "--info": "info",

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lmforge.config.schema import PRECISIONS
+from lmforge.config.keys import PRECISIONS
 
 KEYS = "precision."
 

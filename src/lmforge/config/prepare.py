@@ -12,6 +12,7 @@ from lmforge.config.batch import world
 from lmforge.config.checks import NEEDED_BY, launch_problems, preflight
 from lmforge.config.compose import Composed, Composer, Plain, flatten, get, put
 from lmforge.config.errors import UsageError
+from lmforge.config.keys import find_key
 from lmforge.config.launch import Launch
 from lmforge.config.machine_checks import check_weights
 from lmforge.config.nearest import did_you_mean, nearest
@@ -19,7 +20,6 @@ from lmforge.config.parse import Tree, Word
 from lmforge.config.places import absolute_paths
 from lmforge.config.precision import read_precision
 from lmforge.config.runs import RunFolder, find_auto, find_run
-from lmforge.config.schema import find_key
 from lmforge.config.targets import check_targets
 
 FROM_STORED = ("data", "model", "task")  # what evaluate.py takes from the run, and lets be typed on top
