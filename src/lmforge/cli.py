@@ -8,19 +8,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lmforge.config.entry import run_front_door
+from lmforge.config.entry import Job, run_front_door
 from lmforge.config.errors import Exit
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.runs import RunFolder
 
 SUMMARIES = {
     "generate": "continue a text with a trained run: lmforge generate run=latest 'prompt=def f(a, b):'",
+    "runs": "all runs with state, metric and disk use; deletes: lmforge runs delete=NAME/ID yes=true",
 }
 
 
 def main() -> None:
-    jobs = {
+    jobs: dict[str, Job] = {
         "generate": _generate,
+        "runs": _runs,
     }
     job, *words = sys.argv[1:] or ["--help"]
     if job in ("-h", "--help"):
@@ -48,6 +50,12 @@ def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     from lmforge.evaluation.generate import generate
 
     return generate(config, run)
+
+
+def _runs(config: DictConfig) -> None:
+    from lmforge.config.run_table import runs_job
+
+    runs_job(config)
 
 
 if __name__ == "__main__":

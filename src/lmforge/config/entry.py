@@ -7,7 +7,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,16 @@ from lmforge.config.runs import RunFolder, dump_yaml, write_aside
 
 CONFIG_VARIABLE = "LMFORGE_CONFIG"
 AGREED = (NonFinite, Requeue, Terminated)  # what every rank raises at the same step
-Job = Callable[[DictConfig, RunFolder], Mapping[str, Any] | None]
+ALONE = ("runs",)  # jobs that read no run and start none; they get the config only
+Job = Callable[..., Mapping[str, Any] | None]
 
 
 def run_front_door(name: str, job: Job, argv: list[str] | None = None) -> None:
     """Runs a front door and ends the process with its exit code (errors.Exit).
 
     `name` is the config's (configs/<name>.yaml). `job` gets the resolved config, in which every text is literal and
-    unknown keys raise, and the run folder: for train locked, and new or to be continued; else the one to read.
+    unknown keys raise, and the run folder: for train locked, and new or to be continued; else the one to read. The
+    jobs of `ALONE` get the config only.
     """
     sys.exit(int(FrontDoor(name, job, sys.argv if argv is None else argv).run()))
 
@@ -80,6 +82,8 @@ class FrontDoor:
             return self._print_config(composer, command, words, broken, problems)
         if command.multirun:
             return self._sweep(composer, words, broken, problems)
+        if self.name in ALONE:
+            return self._start_alone(composer, words, broken, problems)
         return self._start_typed(composer, command, words, broken, problems)
 
     def _start_frozen(self, run: RunFolder) -> int:
@@ -114,6 +118,14 @@ class FrontDoor:
             return Exit.DONE
         return self._run_job(to_config(plan.plain), plan.run)
 
+    def _start_alone(self, composer: Composer, words: list[Word], broken: list[str], problems: list[str]) -> int:
+        composed = composer.compose(words, broken)
+        problems += composed.problems.values()
+        if problems:
+            raise UsageError(problems)
+        self.job(to_config(composed.plain))
+        return Exit.DONE
+
     def _settle_run(self, plan: Plan, command: Command) -> None:
         """Finds or makes the run folder on the one process that may. Under an outer launcher this is also the one that
         asks the machine, since others could not tell it of a problem of their own."""
@@ -145,13 +157,23 @@ class FrontDoor:
 
     def _run_job(self, config: DictConfig, run: RunFolder) -> int:
         self.run_folder = run
+        if self.name == "train" and self.launch.rank == 0:
+            (run.path / "exit_code").unlink(missing_ok=True)
         let_idle_threads_sleep()
         try:
             with _announced(self.name, config, run):
                 self.job(config, run)
+            self._note_end(Exit.DONE)
         finally:
             run.unlock()
         return Exit.DONE
+
+    def _note_end(self, code: Exit) -> None:
+        """How the run ended, for `lmforge runs` and for wrappers around launchers that hide the code: from the first
+        rank, and from any other that fails. A run that was killed has no such note."""
+        if self.name == "train" and self.run_folder is not None and (self.launch.rank == 0 or code):
+            with suppress(OSError):  # a full disk may be what it ends with
+                write_aside(self.run_folder.path / "exit_code", f"{int(code)}\n")
 
     def _print_config(
         self, composer: Composer, command: Command, words: list[Word], broken: list[str], problems: list[str]
@@ -180,6 +202,7 @@ class FrontDoor:
             print(line, flush=True)
 
     def _interrupted(self) -> int:
+        self._note_end(Exit.INTERRUPTED)
         if self.launch.rank == 0:
             print("interrupted by Ctrl-C", file=sys.stderr)
         return Exit.INTERRUPTED
@@ -188,6 +211,7 @@ class FrontDoor:
         """Prints what went wrong and returns the code for whoever started this process. Wrong input found before the
         job began is the same on all ranks, and rank 0 says it."""
         code = exit_code_of(error)
+        self._note_end(code)
         if isinstance(error, UsageError):
             if self.launch.rank == 0 or self.run_folder is not None:
                 rank = f"rank {self.launch.rank}: " if self.launch.rank else ""
@@ -203,8 +227,6 @@ class FrontDoor:
         """The code of a stop that all ranks agreed on: only the process that faces the launcher returns it, since a
         launcher that sees a rank fail kills the others. torchrun would start the ranks of a preempted run again at
         once, so they exit 0 there and a wrapper reads the code from the run folder."""
-        if self.launch.kind == "torchrun" and self.launch.rank == 0 and self.run_folder is not None:
-            write_aside(self.run_folder.path / "exit_code", f"{int(code)}\n")
         hidden = {"child": tuple(Exit), "torchrun": (Exit.REQUEUE, Exit.SIGTERM)}
         return Exit.DONE if code in hidden.get(self.launch.kind, ()) else code
 

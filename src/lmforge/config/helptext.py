@@ -9,11 +9,17 @@ from lmforge.config.compose import Composer
 from lmforge.config.errors import Exit
 from lmforge.config.parse import Command, Tree
 
-COMMANDS = {"train": "python train.py", "evaluate": "python evaluate.py", "generate": "lmforge generate"}
+COMMANDS = {
+    "train": "python train.py",
+    "evaluate": "python evaluate.py",
+    "generate": "lmforge generate",
+    "runs": "lmforge runs",
+}
 ABOUT = {
     "train": "Trains a language model. With nothing typed: a small GPT on the standard library's sources, offline.",
     "evaluate": "Scores a trained run: loss, perplexity, bits per byte, next-token accuracy.",
     "generate": "Continues a text with a trained run.",
+    "runs": "Lists all runs with their state, metric and disk use, and deletes those no longer wanted.",
 }
 WORDS = {
     "train": """\
@@ -37,6 +43,11 @@ WORDS = {
   prompt=def f(a, b):          the text to continue, typed plainly (quoted for the shell)
   temperature=0 top_k=50       how to draw; also top_p, seed, stop
   max_new_tokens=128           how much""",
+    "runs": """\
+  name=default                 only the runs of this name
+  sort=time | metric | disk    which come first
+  delete=NAME/ID               show what would go
+  delete=NAME/ID yes=true      delete it""",
 }
 
 

@@ -150,6 +150,10 @@ KEYS: dict[str, Key] = {
     "stream": FLAG,
     "keep_end": FLAG,
     "accelerator": ACCELERATOR,
+    # runs
+    "sort": Key("text", words=("time", "metric", "disk")),
+    "delete": PATH_OR_NULL,
+    "yes": FLAG,
 }
 
 

@@ -157,7 +157,7 @@ class RunFolder:
         """Claims the folder until this process ends, however it ends. Raises when another process holds it."""
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _claim(descriptor)
         except OSError:
             holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
@@ -179,6 +179,15 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _claim(descriptor: int) -> None:
+    """Locks for this process alone. Tries twice, since a look at who holds the lock takes it for an instant."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(0.05)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_aside(file: Path, text: str) -> None:
@@ -204,7 +213,7 @@ def _new_folder(parent: Path) -> Path:
 
 def all_runs(runs: Path) -> list[RunFolder]:
     """Every run below the runs folder, the one started or resumed last first."""
-    found = [file.parent for file in runs.glob("*/*/config.yaml")]
+    found = [file.parent for file in runs.glob("[!.]*/[!.]*/config.yaml")]
     return [RunFolder(path) for path in sorted(found, key=_last_start, reverse=True)]
 
 
