@@ -15,12 +15,14 @@ from lmforge.config.runs import RunFolder
 
 SUMMARIES = {
     "generate": "continue a text with a trained run: lmforge generate run=latest 'prompt=def f(a, b):'",
+    "export": "write a run's weights, config and tokenizer into a folder: lmforge export run=latest dtype=bfloat16",
 }
 
 
 def main() -> None:
     jobs = {
         "generate": _generate,
+        "export": _export,
     }
     job, *words = sys.argv[1:] or ["--help"]
     if job in ("-h", "--help"):
@@ -48,6 +50,12 @@ def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     from lmforge.evaluation.generate import generate
 
     return generate(config, run)
+
+
+def _export(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
+    from lmforge.export.command import export
+
+    return export(config, run)
 
 
 if __name__ == "__main__":

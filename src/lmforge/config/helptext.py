@@ -9,11 +9,13 @@ from lmforge.config.compose import Composer
 from lmforge.config.errors import Exit
 from lmforge.config.parse import Command, Tree
 
-COMMANDS = {"train": "python train.py", "evaluate": "python evaluate.py", "generate": "lmforge generate"}
+COMMANDS = {"train": "python train.py", "evaluate": "python evaluate.py", "generate": "lmforge generate",
+            "export": "lmforge export"}  # fmt: skip
 ABOUT = {
     "train": "Trains a language model. With nothing typed: a small GPT on the standard library's sources, offline.",
     "evaluate": "Scores a trained run: loss, perplexity, bits per byte, next-token accuracy.",
-    "generate": "Continues a text with a trained run.",
+    "generate": "Continues a text with a trained run or an export.",
+    "export": "Writes a run's weights, config and tokenizer into a folder that needs nothing else.",
 }
 WORDS = {
     "train": """\
@@ -28,7 +30,7 @@ WORDS = {
   strategy=fsdp precision=bf16-mixed     how to spread the work, and in which numbers
   -m optimizer.lr=1e-3,3e-4              a run for each value""",
     "evaluate": """\
-  run=latest | run=FOLDER      the run to score
+  run=latest | run=FOLDER      the run (or export, with data=...) to score
   ckpt=best | last | PATH      which of its checkpoints
   split=val | test | train     on what
   data=text data.path=FILE     or on other text""",
@@ -37,6 +39,11 @@ WORDS = {
   prompt=def f(a, b):          the text to continue, typed plainly (quoted for the shell)
   temperature=0 top_k=50       how to draw; also top_p, seed, stop
   max_new_tokens=128           how much""",
+    "export": """\
+  run=latest | run=FOLDER      the run to export
+  ckpt=best | last | PATH      which of its checkpoints
+  dtype=keep | bfloat16        the numbers its weights are stored in
+  out=FOLDER                   where to; the run's own folder when not given""",
 }
 
 
