@@ -15,7 +15,7 @@ from lmforge.config.runs import RunFolder
 
 
 def evaluate(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
-    """Rebuild model and data from the run's own config, load one named checkpoint, and report what it scores."""
+    """Rebuild model and data from the run's own config, load the named checkpoint, and report what it scores."""
     from dataclasses import replace
 
     from lmforge.config.batch import batch_plan
@@ -24,7 +24,7 @@ def evaluate(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
 
     assemble.quiet()
     assemble.keep_memory()
-    checkpoint = resume.find_checkpoint(run.checkpoints, cfg.ckpt, resume.keep_rule(run), assemble.warn)
+    checkpoint = resume.find_weights(run, cfg.ckpt, assemble.warn)
     plan = replace(batch_plan(cfg), micro=cfg.batch_sequences)
     assemble.set_threads(cfg.trainer.threads, plan.devices)
 

@@ -16,6 +16,7 @@ from lmforge.config.runs import RunFolder
 SUMMARIES = {
     "generate": "continue a text with a trained run: lmforge generate run=latest 'prompt=def f(a, b):'",
     "runs": "all runs with state, metric and disk use; deletes: lmforge runs delete=NAME/ID yes=true",
+    "export": "write a run's weights, config and tokenizer into a folder: lmforge export run=latest dtype=bfloat16",
 }
 
 
@@ -23,6 +24,7 @@ def main() -> None:
     jobs: dict[str, Job] = {
         "generate": _generate,
         "runs": _runs,
+        "export": _export,
     }
     job, *words = sys.argv[1:] or ["--help"]
     if job in ("-h", "--help"):
@@ -56,6 +58,12 @@ def _runs(config: DictConfig) -> None:
     from lmforge.config.run_table import runs_job
 
     runs_job(config)
+
+
+def _export(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
+    from lmforge.export.command import export
+
+    return export(config, run)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from lmforge.config.errors import NonFinite, UsageError
 from lmforge.config.runs import RunFolder
 from lmforge.data.shards import TokenShards, write_shards
 from lmforge.data.tokenizer import Tokenizer
-from lmforge.evaluation.generate import _tokenizer
 from lmforge.models.gpt import GPT
 from lmforge.training.checkpoint import Checkpoint, list_checkpoints, write_json
+from lmforge.training.resume import tokenizer_of
 from lmforge.training.samples import Samples
 from tiny import metrics
 
@@ -180,12 +180,12 @@ def test_a_sample_is_written_with_dropout_off_and_leaves_training_alone(tmp_path
 def test_generation_refuses_a_tokenizer_that_is_not_the_weights(trained, tmp_path) -> None:
     run, checkpoint = RunFolder(tmp_path), Checkpoint(list_checkpoints(trained.folder / "checkpoints")[-1])
     Tokenizer.load(trained.folder / "tokenizer.json").save(tmp_path / "tokenizer.json")
-    assert _tokenizer(run, checkpoint).fingerprint == checkpoint.state["tokenizer"]["sha256"]
+    assert tokenizer_of(run, checkpoint).fingerprint == checkpoint.state["tokenizer"]["sha256"]
     Tokenizer.train(["quite another text " * 9], 300).save(tmp_path / "tokenizer.json")
     with pytest.raises(UsageError, match=r"tokenizer\.json is not the tokenizer of .*: sha256"):
-        _tokenizer(run, checkpoint)
+        tokenizer_of(run, checkpoint)
     checkpoint.state["tokenizer"] = None
-    _tokenizer(run, checkpoint)
+    tokenizer_of(run, checkpoint)
     checkpoint.state["tokenizer"] = "os.system"
     with pytest.raises(UsageError, match="tokenizer cannot be that"):
-        _tokenizer(run, checkpoint)
+        tokenizer_of(run, checkpoint)

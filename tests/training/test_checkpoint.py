@@ -12,8 +12,9 @@ from builders import random_ids, tiny_gpt
 from lmforge.config.errors import UsageError
 from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, list_checkpoints, write_json, write_pieces
 from lmforge.training.optimizers import adamw, muon
-from lmforge.training.resume import find_checkpoint, load_optimizers, load_weights, newest_checkpoint, plain_name
+from lmforge.training.resume import find_checkpoint, load_optimizers, newest_checkpoint
 from lmforge.training.saving import Keep, Saver, optimizer_pieces, weight_pieces
+from lmforge.training.weights import load_weights, plain_name
 
 KEEP = Keep(last=10, best=0, monitor="val/loss", mode="min")
 Spoil = Callable[[Path], None]

@@ -15,6 +15,7 @@ from lmforge.config.machine_checks import (
     check_data,
     check_folders,
     check_gpus,
+    check_out,
 )
 
 FSDP_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -179,4 +180,5 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
         check_folders,
     ),
     "generate": (check_accelerator,),
+    "export": (check_out,),
 }

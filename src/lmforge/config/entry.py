@@ -93,9 +93,9 @@ class FrontDoor:
             raise UsageError(
                 f"{RUN_VARIABLE}={run.path} is set, so typed words have no effect; unset it to start a new run"
             )
-        if not run.config_file.is_file():
-            raise UsageError(f"{RUN_VARIABLE}={run.path}: holds no config.yaml")
         own = os.environ.get(CONFIG_VARIABLE)
+        if not own and not run.config_file.is_file():
+            raise UsageError(f"{RUN_VARIABLE}={run.path}: holds no config.yaml")
         plain = yaml.safe_load(Path(own).read_text(encoding="utf-8")) if own else run.load_plain()
         if self.launch.kind == "none":
             run.lock()

@@ -13,12 +13,14 @@ COMMANDS = {
     "train": "python train.py",
     "evaluate": "python evaluate.py",
     "generate": "lmforge generate",
+    "export": "lmforge export",
     "runs": "lmforge runs",
 }
 ABOUT = {
     "train": "Trains a language model. With nothing typed: a small GPT on the standard library's sources, offline.",
     "evaluate": "Scores a trained run: loss, perplexity, bits per byte, next-token accuracy.",
-    "generate": "Continues a text with a trained run.",
+    "generate": "Continues a text with a trained run or an export.",
+    "export": "Writes a run's weights, config and tokenizer into a folder that needs nothing else.",
     "runs": "Lists all runs with their state, metric and disk use, and deletes those no longer wanted.",
 }
 WORDS = {
@@ -34,7 +36,7 @@ WORDS = {
   strategy=fsdp precision=bf16-mixed     how to spread the work, and in which numbers
   -m optimizer.lr=1e-3,3e-4              a run for each value""",
     "evaluate": """\
-  run=latest | run=FOLDER      the run to score
+  run=latest | run=FOLDER      the run (or export, with data=...) to score
   ckpt=best | last | PATH      which of its checkpoints
   split=val | test | train     on what
   data=text data.path=FILE     or on other text""",
@@ -48,6 +50,11 @@ WORDS = {
   sort=time | metric | disk    which come first
   delete=NAME/ID               show what would go
   delete=NAME/ID yes=true      delete it""",
+    "export": """\
+  run=latest | run=FOLDER      the run to export
+  ckpt=best | last | PATH      which of its checkpoints
+  dtype=keep | bfloat16        the numbers its weights are stored in
+  out=FOLDER                   where to; the run's own folder when not given""",
 }
 
 

@@ -13,6 +13,7 @@ STRATEGIES = ("auto", "single", "ddp", "fsdp")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 BACKENDS = ("eager", "aot_eager", "inductor")
+EXPORT_FORMATS = ("safetensors",)  # each is written by src/lmforge/export/<its name>.py
 
 
 def _free(key: Key) -> Key:
@@ -154,6 +155,13 @@ KEYS: dict[str, Key] = {
     "sort": Key("text", words=("time", "metric", "disk")),
     "delete": PATH_OR_NULL,
     "yes": FLAG,
+    # what evaluate reports beside the headline
+    "calibration_bins": Key("int", low=0, high=1000),
+    "domains": FLAG,
+    # export
+    "format": Key("text", words=EXPORT_FORMATS),
+    "dtype": Key("text", words=("keep", *DTYPES)),
+    "out": PATH_OR_NULL,
 }
 
 

@@ -125,6 +125,18 @@ def check_disk(cfg: Plain) -> None:
         )
 
 
+def check_out(cfg: Plain) -> None:
+    """Nothing is overwritten; whether what is there is the very same export shows when its weights are known."""
+    if cfg.get("out") is None:
+        return
+    out = Path(cfg["out"])
+    if os.path.lexists(out) and not (out / "config.json").is_file():
+        raise UsageError(f"out={out}: is there already; nothing is overwritten, give another folder")
+    parent = _existing(out.absolute().parent)
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"out={out}: {parent} is not a folder this user can write to")
+
+
 def _existing(path: Path) -> Path:
     path = path.absolute()
     return path if path.exists() else _existing(path.parent)
@@ -140,4 +152,5 @@ MACHINE_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (check_loggers, ("logger",)),
     (check_folders, ("paths",)),
     (check_disk, ("paths", "model", "data.vocab_size")),
+    (check_out, ("out",)),
 )

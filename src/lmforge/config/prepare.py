@@ -12,6 +12,7 @@ from lmforge.config.batch import world
 from lmforge.config.checks import NEEDED_BY, launch_problems, preflight
 from lmforge.config.compose import Composed, Composer, Plain, flatten, get, put
 from lmforge.config.errors import UsageError
+from lmforge.config.exports import export_problems, is_export, stored_config
 from lmforge.config.keys import find_key
 from lmforge.config.launch import Launch
 from lmforge.config.machine_checks import check_weights
@@ -160,7 +161,7 @@ def plan_from_run(
     launch: Launch,
     earlier: Sequence[str],
 ) -> Plan:
-    """For evaluate and generate: the stored config of `run` with this front door's own keys on top (strategy,
+    """For every job on a run or an export: the stored config of `run` with this front door's own keys on top (strategy,
     precision, trainer and paths among them), and typed data words. Model words may only repeat what is stored."""
     stored_words = [word for word in words if composer.name == "evaluate" and word.key.split(".")[0] in FROM_STORED]
     own = composer.compose([word for word in words if word not in stored_words], broken)
@@ -168,14 +169,16 @@ def plan_from_run(
     if "run" in own.problems or "paths.runs" in own.problems:
         raise UsageError(problems)
     run = find_run(own.plain["run"], Path(own.plain["paths"]["runs"]))
-    stored = run.load_plain()
+    exported = is_export(run.path)
+    problems += export_problems(run.path, composer.name, words, train) if exported else []
+    stored = stored_config(run.path, train) if exported else run.load_plain()
     composed = train.overlay(stored, stored_words, broken)
     problems += [*composed.problems.values(), *_model_changes(stored, composed.plain)]
     if any(word.key in ("data", "data.path") for word in stored_words):
         _use_own_tokenizer(run, composed.plain["data"])
     plain = _merge_own(composed.plain, own.plain)
     plain["run"] = str(run.path)
-    if "ckpt" not in own.problems:
+    if "ckpt" not in own.problems and not exported:
         problems += _settle_checkpoint(run, plain)
     settle(plain, composer.tree, launch, own.problems)
     _settle_batch(plain, {*composed.problems, *own.problems})
@@ -222,7 +225,7 @@ def _settle_checkpoint(run: RunFolder, settings: Plain) -> list[str]:
 def _merge_own(stored: Plain, own: Plain) -> Plain:
     """The trainer's keys one by one, all else of this front door as a whole. What only speeds up or shrinks training
     steps is left behind."""
-    trainer = own.get("trainer") or {"accelerator": own["accelerator"], "devices": 1, "num_nodes": 1}
+    trainer = own.get("trainer") or {"accelerator": own.get("accelerator", "cpu"), "devices": 1, "num_nodes": 1}
     strategy = own.get("strategy") or {"kind": "single"}
     trainer = {**stored["trainer"], **trainer, "activation_checkpointing": 0}
     return {**stored, **own, "trainer": trainer, "strategy": strategy, "compile": {"backend": None}}

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from lmforge.config.compose import Plain, check_schema, flatten, get, to_config
 from lmforge.config.errors import UsageError
+from lmforge.config.exports import is_export
 from lmforge.config.keys import find_key
 from lmforge.config.machine import AUTO_PRECISIONS
 from lmforge.config.nearest import did_you_mean, nearest
@@ -230,7 +231,7 @@ def find_run(word: str, runs: Path, key: str = "run") -> RunFolder:
             raise UsageError(f"{key}=latest: no run below {runs}; train one first, or set paths.runs")
         return found[0]
     for path in (Path(word), runs / word):
-        if (path / "config.yaml").is_file():
+        if (path / "config.yaml").is_file() or (key == "run" and is_export(path)):
             return RunFolder(path)
     if Path(word).exists():
         raise UsageError(f"{key}={word}: not a run folder (it holds no config.yaml)")

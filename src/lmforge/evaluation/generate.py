@@ -8,20 +8,19 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from lmforge.config.errors import UsageError
 from lmforge.config.runs import RunFolder
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.evaluation.generation import Sampling, encode_prompt, generate_ids, stream_text
 from lmforge.parallel.plan import Plan
 from lmforge.training.assemble import device_type, make_network, make_precision, warn
-from lmforge.training.checkpoint import Checkpoint
-from lmforge.training.resume import find_checkpoint, keep_rule, load_weights
+from lmforge.training.resume import find_weights, tokenizer_of
+from lmforge.training.weights import load_weights
 
 
 def generate(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     """Print the prompt and its continuation; returns both under `prompt` and `text`."""
-    checkpoint = find_checkpoint(run.checkpoints, cfg.ckpt, keep_rule(run), warn)
-    tokenizer = _tokenizer(run, checkpoint)
+    checkpoint = find_weights(run, cfg.ckpt, warn)
+    tokenizer = tokenizer_of(run, checkpoint)
     device = torch.device(device_type(cfg))
     precision = make_precision(cfg, device.type)
     network = make_network(cfg, tokenizer.size)
@@ -30,18 +29,6 @@ def generate(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     with torch.inference_mode():
         text = _print(network.eval(), tokenizer, cfg)
     return {"prompt": cfg.prompt, "text": text, "step": checkpoint.step, "checkpoint": checkpoint.hash}
-
-
-def _tokenizer(run: RunFolder, checkpoint: Checkpoint) -> Tokenizer:
-    """The run's own, checked against what the weights were trained with; raises UsageError where they differ."""
-    tokenizer = Tokenizer.load(run.path / "tokenizer.json")
-    theirs = (checkpoint.tokenizer or {}).get("sha256")
-    if theirs not in (None, tokenizer.fingerprint):
-        raise UsageError(
-            f"{run.path / 'tokenizer.json'} is not the tokenizer of {checkpoint.folder}: sha256 {theirs} there, "
-            f"{tokenizer.fingerprint} here"
-        )
-    return tokenizer
 
 
 def _print(network: nn.Module, tokenizer: Tokenizer, cfg: DictConfig) -> str:

@@ -17,13 +17,14 @@ from lmforge.data.module import TokenWindows
 from lmforge.parallel.precision import ForwardPrecision
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import Checkpoint, write_json
-from lmforge.training.resume import load_weights
+from lmforge.training.exported import Exported
+from lmforge.training.weights import load_weights
 
 
 class LoadWeights(pl.Callback):
     """Fills the network once it is laid out, before the first batch; scoring starts from nothing else."""
 
-    def __init__(self, checkpoint: Checkpoint):
+    def __init__(self, checkpoint: Checkpoint | Exported):
         self.checkpoint = checkpoint
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -32,7 +33,7 @@ class LoadWeights(pl.Callback):
 
 
 def report(
-    cfg: DictConfig, task: UpdateTask, data: TokenWindows, checkpoint: Checkpoint, precision: Any
+    cfg: DictConfig, task: UpdateTask, data: TokenWindows, checkpoint: Checkpoint | Exported, precision: Any
 ) -> dict[str, Any]:
     """Metrics with all that is needed to repeat them."""
     assert isinstance(precision, ForwardPrecision)
@@ -60,8 +61,10 @@ def report(
     }
 
 
-def _of_the_run(cfg: DictConfig, data: TokenWindows, checkpoint: Checkpoint) -> bool:
+def _of_the_run(cfg: DictConfig, data: TokenWindows, checkpoint: Checkpoint | Exported) -> bool:
     """Whether a run's own checkpoint met the run's own data, cut into rows as the run's validations cut them."""
+    if isinstance(checkpoint, Exported):
+        return False
     run = RunFolder(checkpoint.folder.parent.parent)
     if not run.config_file.is_file() or run.path.resolve() != Path(cfg.run).resolve():
         return False

@@ -10,54 +10,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmforge.config.errors import Exit, Requeue, Terminated, UsageError
+from lmforge.config.exports import is_export
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
+from lmforge.data.tokenizer import Tokenizer
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.assemble import warn
 from lmforge.training.checkpoint import Checkpoint, PieceReader, list_checkpoints
 from lmforge.training.checkpointing import CheckpointCallback, named_callbacks
+from lmforge.training.exported import Exported
 from lmforge.training.metrics import TokenMetrics
 from lmforge.training.preemption import Preemption
 from lmforge.training.saving import Keep, measurable, whole_checkpoints
-
-WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without what compilers and wrappers put before or between its parts."""
-    for wrapper in WRAPPERS:
-        while name.startswith(wrapper) or f".{wrapper}" in name:
-            name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
-    return name
-
-
-def load_weights(network: nn.Module, reader: PieceReader) -> None:
-    """Fill every parameter and buffer of `network`; not one may be missing or left over.
-
-    Raises UsageError listing the keys that do not match, before anything is changed.
-    """
-    wanted = dict(network.named_parameters()) | dict(network.named_buffers())
-    found = {plain_name(name): name for name in reader.names()}
-    missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-    shapes = [
-        f"{name}: {list(reader.shapes[found[name]])} in the file, {list(tensor.shape)} in the model"
-        for name, tensor in wanted.items()
-        if name in found and tuple(tensor.shape) != reader.shapes[found[name]]
-    ]
-    if missing or unexpected or shapes:
-        where = reader.paths[0].parent if reader.paths else "(no file)"
-        raise UsageError(
-            f"the weights in {where} are not this model's: missing {_some(missing)}, unexpected {_some(unexpected)}, "
-            f"shapes that differ {_some(shapes)}"
-        )
-    for name, tensor in wanted.items():
-        reader.load(found[name], tensor)
-
-
-def _some(names: list[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "none") + more
+from lmforge.training.weights import load_weights, some
 
 
 @torch.no_grad()
@@ -99,7 +65,7 @@ def _local_sums(checkpoint: Checkpoint, file: str, metrics: TokenMetrics) -> dic
     reader = PieceReader([checkpoint.folder / file])
     unknown = [name for name in reader.names() if name.removeprefix("train/") not in metrics._defaults]
     if unknown or any(reader.shapes.values()):
-        raise checkpoint.broken(f"{file}: {_some(unknown) if unknown else 'a sum'} is no metric of this version")
+        raise checkpoint.broken(f"{file}: {some(unknown) if unknown else 'a sum'} is no metric of this version")
     return {name.removeprefix("train/"): reader.read(name) for name in reader.names()}
 
 
@@ -221,22 +187,41 @@ def _saved(trainer: pl.Trainer, run: RunFolder) -> str:
 
 
 def starting_weights(cfg: DictConfig, data: TokenWindows) -> PieceReader | None:
-    """`weights=` of a new run: a run folder's best checkpoint, a checkpoint folder, or a safetensors file."""
+    """`weights=` of a new run: a run's best checkpoint, an export, a checkpoint folder, or a safetensors file."""
     if cfg.weights is None:
         return None
     path = Path(cfg.weights)
     if path.is_file():
         return PieceReader([path])
-    if (path / "config.yaml").is_file():
-        checkpoint = find_checkpoint(path / "checkpoints", "best", keep_rule(RunFolder(path)), warn)
+    if (path / "config.yaml").is_file() or is_export(path):
+        found = find_weights(RunFolder(path), "best", warn)
     else:
-        checkpoint = Checkpoint(path)
-        checkpoint.verify()
-    check_tokenizer(checkpoint, data)
-    return checkpoint.reader("weights")
+        found = Checkpoint(path)
+        found.verify()
+    check_tokenizer(found, data)
+    return found.reader("weights")
 
 
-def check_tokenizer(checkpoint: Checkpoint, data: TokenWindows) -> None:
+def find_weights(run: RunFolder, word: str, report: Callable[[str], None]) -> Checkpoint | Exported:
+    """The checkpoint of a run that `word` names, or the weights of an export; whole, else UsageError."""
+    if is_export(run.path):
+        return Exported(run.path)
+    return find_checkpoint(run.checkpoints, word, keep_rule(run), report)
+
+
+def tokenizer_of(run: RunFolder, found: Checkpoint | Exported) -> Tokenizer:
+    """The run's own, checked against what the weights were trained with; raises UsageError where they differ."""
+    tokenizer = Tokenizer.load(run.path / "tokenizer.json")
+    theirs = (found.tokenizer or {}).get("sha256")
+    if theirs not in (None, tokenizer.fingerprint):
+        raise UsageError(
+            f"{run.path / 'tokenizer.json'} is not the tokenizer of {found.folder}: sha256 {theirs} there, "
+            f"{tokenizer.fingerprint} here"
+        )
+    return tokenizer
+
+
+def check_tokenizer(checkpoint: Checkpoint | Exported, data: TokenWindows) -> None:
     """Ids must mean the same text in the weights and in the data; raises UsageError naming what differs."""
     theirs, ours = checkpoint.tokenizer, data.manifest.get("tokenizer")
     if theirs is None or ours is None or theirs == ours:

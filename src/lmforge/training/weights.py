@@ -1,0 +1,50 @@
+"""Filling a network from what files hold: every tensor by its plain name, none missing, none left over."""
+
+from torch import nn
+
+from lmforge.config.errors import UsageError
+from lmforge.training.checkpoint import PieceReader
+
+WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what compilers and wrappers put before or between its parts."""
+    for wrapper in WRAPPERS:
+        while name.startswith(wrapper) or f".{wrapper}" in name:
+            name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
+    return name
+
+
+def match_names(network: nn.Module, reader: PieceReader) -> dict[str, str]:
+    """The name in the files of every parameter and buffer of `network`; a tensor with two names (tied) is one.
+
+    Raises UsageError listing the keys that are missing, left over or of another shape.
+    """
+    wanted = dict(network.named_parameters()) | dict(network.named_buffers())
+    found = {plain_name(name): name for name in reader.names()}
+    missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    shapes = [
+        f"{name}: {list(reader.shapes[found[name]])} in the file, {list(tensor.shape)} in the model"
+        for name, tensor in wanted.items()
+        if name in found and tuple(tensor.shape) != reader.shapes[found[name]]
+    ]
+    if missing or unexpected or shapes:
+        where = reader.paths[0].parent if reader.paths else "(no file)"
+        raise UsageError(
+            f"the weights in {where} are not this model's: missing {some(missing)}, unexpected {some(unexpected)}, "
+            f"shapes that differ {some(shapes)}"
+        )
+    return {name: found[name] for name in wanted}
+
+
+def load_weights(network: nn.Module, reader: PieceReader) -> None:
+    """Fill every parameter and buffer of `network`; raises UsageError before anything is changed."""
+    names = match_names(network, reader)
+    for name, tensor in (dict(network.named_parameters()) | dict(network.named_buffers())).items():
+        reader.load(names[name], tensor)
+
+
+def some(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + more
