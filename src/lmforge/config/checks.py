@@ -15,6 +15,7 @@ from lmforge.config.machine_checks import (
     check_data,
     check_folders,
     check_gpus,
+    check_mixture,
 )
 
 FSDP_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -176,6 +177,7 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
         check_accelerator,
         check_gpus,
         check_data,
+        check_mixture,
         check_folders,
     ),
     "generate": (check_accelerator,),
