@@ -53,6 +53,8 @@ KEYS: dict[str, Key] = {
     "*._target_": Key("text"),
     # data
     "data.path": PATH,
+    "data.text_key": Key("text"),
+    "data.on_bad": Key("text", words=("strict", "lenient")),
     "data.vocab_size": Key("int", low=258),
     "data.tokenizer": PATH_OR_NULL,
     "data.context": COUNT,

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lmforge.config.batch import BatchPlan
 from lmforge.config.errors import UsageError
+from lmforge.data.corpora import stdlib_shards, text_shards
 from lmforge.data.order import SampleOrder
 from lmforge.data.packing import PackedRows
-from lmforge.data.prepare import prepare_stdlib, prepare_text
 from lmforge.data.shards import TokenShards, read_manifest
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.data.windows import Order, Rows, Window, Windows
@@ -197,14 +197,25 @@ class StdlibData(TokenWindows):
     """The Python standard library, prepared at first use and cached by content."""
 
     def __init__(self, *, vocab_size: int, cache: Path, **loading: Any):
-        super().__init__(prepare_stdlib(vocab_size, Path(cache)), **loading)
+        super().__init__(stdlib_shards({"vocab_size": vocab_size}, cache=Path(cache)), **loading)
 
 
 class TextData(TokenWindows):
     """Text files of the user's own, prepared at first use and cached by content."""
 
-    def __init__(self, *, path: str, vocab_size: int, tokenizer: str | None, cache: Path, **loading: Any):
-        super().__init__(prepare_text(path, vocab_size, tokenizer, Path(cache)), **loading)
+    def __init__(
+        self,
+        *,
+        path: str,
+        text_key: str,
+        on_bad: str,
+        vocab_size: int,
+        tokenizer: str | None,
+        cache: Path,
+        **loading: Any,
+    ):
+        node = {"path": path, "text_key": text_key, "on_bad": on_bad, "vocab_size": vocab_size, "tokenizer": tokenizer}
+        super().__init__(text_shards(node, cache=Path(cache)), **loading)
 
 
 class TokenData(TokenWindows):
