@@ -44,7 +44,7 @@ class Fit:
         return self.trainer.lightning_module
 
 
-def fit(shards: Path, *words: str, folder: Path | None = None, also: tuple[pl.Callback, ...] = ()) -> Fit:
+def fit(shards: Path | None, *words: str, folder: Path | None = None, also: tuple[pl.Callback, ...] = ()) -> Fit:
     """Train a small run on `shards`, or go on with the one in `folder`, with more callbacks behind its own."""
     plain = compose(shards, *words)
     folder = folder or new_run(plain).path

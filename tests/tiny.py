@@ -21,11 +21,13 @@ callbacks.checkpoint.every_n_steps=100 callbacks.checkpoint.monitor=val/loss
 """
 
 
-def compose(shards: Path, *words: str) -> dict[str, Any]:
-    """The checked plain config of a small run on `shards`, below the working folder, with `words` on top."""
+def compose(shards: Path | None, *words: str) -> dict[str, Any]:
+    """The checked plain config of a small run on `shards` (None: the words say on what), below the working folder, with
+    `words` on top."""
     tree = Tree(config_folder("train", ROOT / "train.py"))
     problems: list[str] = []
-    parsed = read_words([*SMALL.split(), f"data.path={shards}", *words], tree, False, problems)
+    place = [f"data.path={shards}"] if shards else []
+    parsed = read_words([*SMALL.split(), *place, *words], tree, False, problems)
     return plan_train(Composer("train", tree), parsed, [], Launch(), problems).plain
 
 

@@ -18,13 +18,13 @@ trainer.log_every_n_steps=1 trainer.val_every_n_steps=5 callbacks.checkpoint.eve
 @pytest.fixture(scope="session")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Token shards with a tokenizer, of 80 little texts that a network can learn."""
-    from lmforge.data.prepare import prepare_text
+    from texts import prepared
 
     folder = tmp_path_factory.mktemp("texts")
     for number in range(80):
         words = [f"{'abcdefgh'[number * place % 8]}{place % (number + 2)}" for place in range(40 + number % 7)]
         (folder / f"{number:02d}.txt").write_text(" ".join(words))
-    return prepare_text(str(folder), 300, None, tmp_path_factory.mktemp("cache"))
+    return prepared(folder, tmp_path_factory.mktemp("cache"))
 
 
 class Program:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lmforge.data import duplicates
-from lmforge.data.duplicates import Groups, first_copies, near_duplicates
+from lmforge.data.duplicates import Bands, Groups, Words, band_keys, first_copies
 
 VOCABULARY = [f"word{i}" for i in range(2000)]
 
@@ -20,14 +20,44 @@ def _edited(words, rng, edits):
     return words
 
 
+def near_duplicates(texts, threshold):
+    shingles = [Words().shingles(text) for text in texts]
+    keys = np.array([band_keys(one) for one in shingles])
+    return duplicates.near_duplicates(
+        len(texts), Bands(lambda band: keys[:, band], shingles.__getitem__), threshold
+    ).tolist()
+
+
 def _true_jaccard(a, b):
     a, b = ({tuple(words[i : i + 5]) for i in range(len(words) - 4)} for words in (a, b))
     return len(a & b) / len(a | b)
 
 
 def test_the_first_copy_stays():
-    assert first_copies(["A", "A", "A", "B", "C"]) == ([0, 3, 4], 1)
-    assert first_copies(["A", "B", "C"]) == ([0, 1, 2], 0)
+    for digests, first, groups in (["BBACBD"], [0, 2, 3, 5], 1), (["ABC"], [0, 1, 2], 0), ([""], [], 0):
+        positions, found = first_copies(np.array(list(*digests), dtype="S16"))
+        assert (positions.tolist(), found) == (first, groups)
+
+
+def test_digests_that_end_in_zeros_are_told_apart():
+    digests = np.array([b"a\0b", b"a", b"a\0", b"\0a"], dtype="S16")
+    assert first_copies(digests)[0].tolist() == [0, 1, 3]  # zeros at the end are the padding of a shorter digest
+
+
+def test_all_of_equal_value_are_one_group():
+    groups = Groups(6)
+    groups.unite_equal(np.array([3, 1, 3, 2, 1, 3]))
+    assert groups.labels().tolist() == [0, 1, 0, 3, 1, 0]
+
+
+def test_comparing_holds_few_shingles(monkeypatch):
+    monkeypatch.setattr(duplicates, "_HELD", 100)
+    made = []
+    recent = duplicates._Recent(lambda i: made.append(i) or np.zeros(8))
+    for position in (0, 0, 1, 2, 2, 0):
+        recent(position)
+    assert made == [0, 1, 2, 0]
+    assert len(recent._held) == 1
 
 
 def test_planted_near_copies_are_found_and_others_are_not():
@@ -71,17 +101,26 @@ def test_small_and_odd_texts():
 
 def test_parts_of_a_long_text_change_nothing(monkeypatch):
     text = " ".join(_text(random.Random(3), 3000))
-    whole = duplicates._Words().shingles(text)
+    whole = Words().shingles(text)
     monkeypatch.setattr(duplicates, "_PART", 100)
-    assert np.array_equal(duplicates._Words().shingles(text), whole)
+    assert np.array_equal(Words().shingles(text), whole)
+
+
+def test_forgotten_words_change_nothing(monkeypatch):
+    text = " ".join(_text(random.Random(3), 300))
+    whole = Words().shingles(text)
+    monkeypatch.setattr(duplicates, "_REMEMBERED", 10)
+    words = Words()
+    assert np.array_equal(words.shingles(text), whole)
+    assert len(words) <= 10
 
 
 def test_signature_estimates_jaccard():
     rng = random.Random(4)
     words = _text(rng, 2000)
     other = _edited(words, rng, 120)
-    a, b = (duplicates._Words().shingles(" ".join(w)) for w in (words, other))
-    estimate = np.mean(duplicates._signature(a) == duplicates._signature(b))
+    a, b = (Words().shingles(" ".join(w)) for w in (words, other))
+    estimate = np.mean(duplicates._smallest(a) == duplicates._smallest(b))
     assert duplicates.jaccard(a, b) == pytest.approx(_true_jaccard(words, other))
     assert estimate == pytest.approx(duplicates.jaccard(a, b), abs=0.15)
 
@@ -91,4 +130,4 @@ def test_groups():
     groups.unite(4, 2)
     groups.unite(0, 3)
     groups.unite(3, 4)
-    assert groups.labels() == [0, 1, 0, 0, 0]
+    assert groups.labels().tolist() == [0, 1, 0, 0, 0]

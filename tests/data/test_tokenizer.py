@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ import tokenizers
 
 from lmforge.config.errors import UsageError
 from lmforge.data import tokenizer as module
-from lmforge.data.sources import stdlib_documents
 from lmforge.data.tokenizer import SPLIT_PATTERN, Tokenizer
+from texts import stdlib_documents
 
 ODD = [
     "a  b   c    d",
@@ -135,12 +136,15 @@ def test_blanks_beyond_the_engine_of_a_foreign_pattern(ours):
 
 def test_training_is_the_same_in_another_process(texts, ours, tmp_path):
     code = (
-        "import sys; from lmforge.data.sources import stdlib_documents; from lmforge.data.tokenizer import Tokenizer\n"
+        "import sys; from texts import stdlib_documents; from lmforge.data.tokenizer import Tokenizer\n"
         "print(Tokenizer.train([d.text for d in stdlib_documents()[:60]], 1000).fingerprint)"
     )
     found = {
         subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
+            capture_output=True,
+            text=True,
         ).stdout.strip()
         for seed in ("1", "2")
     }

@@ -15,6 +15,7 @@ from lmforge.config.machine_checks import (
     check_data,
     check_folders,
     check_gpus,
+    check_mixture,
     check_out,
 )
 
@@ -177,6 +178,7 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
         check_accelerator,
         check_gpus,
         check_data,
+        check_mixture,
         check_folders,
     ),
     "generate": (check_accelerator,),

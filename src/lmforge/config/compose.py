@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lmforge.config.errors import UsageError
-from lmforge.config.keys import find_key
+from lmforge.config.keys import OPEN, entry_keys, find_key
 from lmforge.config.nearest import did_you_mean, nearest_key
 from lmforge.config.parse import MAY_BE_NULL, Tree, Word
 from lmforge.config.precision import KEYS, precision_problems, refusal
@@ -179,7 +179,9 @@ class Composer:
         held = get(tree, word.key, missing)
         line = find_key(word.key)
         entry = line is not None and line.kind == "node"
-        if held is missing:
+        if held is missing and word.key in entry_keys(word.key) and _open_group(tree, word.key):
+            OmegaConf.update(config, word.key, literal(word.value), merge=False, force_add=True)
+        elif held is missing:
             if word.key.partition(".")[0] not in broken:
                 problems[word.key] = self._unknown(word, tree)
         elif word.key.startswith(KEYS):
@@ -188,7 +190,7 @@ class Composer:
         elif word.drop and not entry:
             problems[word.key] = f"{word.raw}: only entries of callbacks and logger can be taken out"
         elif isinstance(held, dict) and not (entry and word.value is None):
-            keys = ", ".join(f"{word.key}.{key}" for key in held if key != "_target_")
+            keys = ", ".join(f"{word.key}.{key}" for key in held or ["NAME.KEY"] if key != "_target_")
             problems[word.key] = f"{word.raw}: {word.key} holds several keys; type one of {keys}"
         else:
             OmegaConf.update(config, word.key, literal(word.value), merge=False)
@@ -199,15 +201,20 @@ class Composer:
         return f"{word.raw}: {word.key} is chosen for training and is no group of configs/{self.name}.yaml{other}"
 
     def _unknown(self, word: Word, tree: Plain) -> str:
-        others = self.tree.choices_with(word.key)
+        others = [] if _open_group(tree, word.key) else self.tree.choices_with(word.key)
         if others and word.key.partition(".")[0] in self.groups():
             return f"{word.raw}: {word.key} is a key of {', '.join(others)} only; choose one of them with it"
-        leaves = [key for key, _ in flatten(tree)]
+        leaves = [*(key for key, _ in flatten(tree)), *entry_keys(word.key)]
         hint = did_you_mean(nearest_key(word.key, [*self.groups(), *leaves]))
         group = word.key.partition(".")[0]
         near = [key for key in leaves if key.startswith(f"{group}.") and not key.endswith("_target_")]
         listed = f"; keys of {group}: {', '.join(near)}" if near else f"; groups: {', '.join(self.groups())}"
         return f"{word.raw}: unknown key {word.key}{hint}{listed}"
+
+
+def _open_group(tree: Plain, key: str) -> bool:
+    """Whether the key lies below an open group that the config holds."""
+    return any(key.startswith(f"{group}.") and isinstance(get(tree, group), dict) for group in OPEN)
 
 
 def _keep_one_batch_word(config: DictConfig, words: Sequence[Word]) -> None:

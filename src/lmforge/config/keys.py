@@ -54,6 +54,8 @@ KEYS: dict[str, Key] = {
     "*._target_": Key("text"),
     # data
     "data.path": PATH,
+    "data.text_key": Key("text"),
+    "data.on_bad": Key("text", words=("strict", "lenient")),
     "data.vocab_size": Key("int", low=258),
     "data.tokenizer": PATH_OR_NULL,
     "data.context": COUNT,
@@ -62,6 +64,9 @@ KEYS: dict[str, Key] = {
     "data.pin_memory": _free(FLAG),
     "data.prefetch": _free(COUNT_OR_NULL),
     "data.limit_train_rows": COUNT_OR_NULL,
+    "data.sources.*": Key("node", nullable=True),
+    "data.sources.*.path": PATH,
+    "data.sources.*.weight": POSITIVE,
     # model
     "model.vocab_size": COUNT_OR_NULL,
     "model.context": COUNT,
@@ -163,6 +168,17 @@ KEYS: dict[str, Key] = {
     "dtype": Key("text", words=("keep", *DTYPES)),
     "out": PATH_OR_NULL,
 }
+
+
+# Groups of entries that a command line may add to: the user names them.
+OPEN = ("data.sources",)
+
+
+def entry_keys(dotted: str) -> list[str]:
+    """The keys that the entry of an open group may have which `dotted` lies in; empty when it lies in none."""
+    group, _, rest = next(((g, "", dotted[len(g) + 1 :]) for g in OPEN if dotted.startswith(f"{g}.")), ("", "", ""))
+    name = rest.partition(".")[0]
+    return [p.replace("*", name) for p in KEYS if name and p.startswith(f"{group}.*.")]
 
 
 def find_key(dotted: str) -> Key | None:

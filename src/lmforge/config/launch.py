@@ -117,13 +117,14 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         raise UsageError(f"{name}={text}: the launcher's variable must hold a whole number") from None
 
 
-def end_with_parent() -> None:
-    """Ends this process soon after the one that started it, without which it could wait half an hour to connect."""
-    threading.Thread(target=_outlive, args=(os.getppid(),), name="parent-watch", daemon=True).start()
+def end_with_parent(grace: float = ORPHAN_SECONDS) -> None:
+    """Ends this process `grace` seconds after the one that started it, without which it could wait half an hour to
+    connect."""
+    threading.Thread(target=_outlive, args=(os.getppid(), grace), name="parent-watch", daemon=True).start()
 
 
-def _outlive(parent: int) -> None:
+def _outlive(parent: int, grace: float) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
-    time.sleep(ORPHAN_SECONDS)
+    time.sleep(grace)
     os._exit(int(Exit.FAILED))

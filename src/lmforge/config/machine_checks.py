@@ -11,6 +11,7 @@ from typing import Any
 
 from lmforge.config import machine
 from lmforge.config.errors import UsageError
+from lmforge.config.mixture import check_mixture
 from lmforge.config.nearest import did_you_mean, nearest
 
 Plain = dict[str, Any]
@@ -148,6 +149,7 @@ MACHINE_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (check_gpus, ("trainer.accelerator", "trainer.devices")),
     (check_compile, ("compile", "trainer.accelerator")),
     (check_data, ("data",)),
+    (check_mixture, ("data.sources", "trainer.max_epochs")),
     (check_weights, ("weights", "resume")),
     (check_loggers, ("logger",)),
     (check_folders, ("paths",)),

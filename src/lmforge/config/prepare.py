@@ -174,7 +174,7 @@ def plan_from_run(
     stored = stored_config(run.path, train) if exported else run.load_plain()
     composed = train.overlay(stored, stored_words, broken)
     problems += [*composed.problems.values(), *_model_changes(stored, composed.plain)]
-    if any(word.key in ("data", "data.path") for word in stored_words):
+    if any(word.key in ("data", "data.path") or word.key.startswith("data.sources.") for word in stored_words):
         _use_own_tokenizer(run, composed.plain["data"])
     plain = _merge_own(composed.plain, own.plain)
     plain["run"] = str(run.path)

@@ -8,50 +8,50 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 _WORDS_A_SHINGLE = 5
-_ROWS, _BANDS = 3, 42  # a pair with Jaccard 0.5 is compared with probability 0.996, one of 0.2 with 0.29
+_ROWS, BANDS = 3, 42  # a pair with Jaccard 0.5 is compared with probability 0.996, one of 0.2 with 0.29
 _REPRESENTATIVES = 8  # groups of one bucket a member is compared with; caps the work on huge clusters
 # Scripts written without blanks give one word a character, or a whole sentence would be one word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 
 _BLANK = re.compile(r"\s")
 _PART = 1 << 20
+_HELD = 64 << 20  # bytes of shingles kept for comparing
+_REMEMBERED = 1 << 18  # words whose hashes are kept
 
 
-def text_digest(text: str) -> bytes:
-    """sha256 of the UTF-8 text."""
-    return hashlib.sha256(text.encode("utf-8")).digest()
+def first_copies(digests: np.ndarray) -> tuple[np.ndarray, int]:
+    """Positions of the first copy of every different digest, rising, and how many had further copies (groups)."""
+    order = np.argsort(digests, kind="stable")
+    first, counts = _runs(digests[order])
+    return np.sort(order[first]), int((counts > 1).sum())
 
 
-def first_copies(texts: Iterable[str]) -> tuple[list[int], int]:
-    """Positions of the first copy of every different text, and how many texts had further copies (groups)."""
-    seen: dict[bytes, int] = {}
-    copies: dict[bytes, int] = {}
-    for position, text in enumerate(texts):
-        digest = text_digest(text)
-        seen.setdefault(digest, position)
-        copies[digest] = copies.get(digest, 0) + 1
-    return list(seen.values()), sum(count > 1 for count in copies.values())
+def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Start and length of each run of equal values."""
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if len(values) else np.empty(0, int)
+    return starts, np.diff(np.append(starts, len(values)))
 
 
 class Groups:
     """Disjoint sets of 0..n-1 that can be united; the label of a set is its smallest member."""
 
     def __init__(self, n: int) -> None:
-        self._parent = list(range(n))
+        self._parent = np.arange(n)
 
     def find(self, item: int) -> int:
         """The label of the item's set."""
         parent = self._parent
         while parent[item] != item:
             parent[item] = parent[parent[item]]
-            item = parent[item]
+            item = int(parent[item])
         return item
 
     def unite(self, a: int, b: int) -> None:
@@ -59,27 +59,57 @@ class Groups:
         low, high = sorted((self.find(a), self.find(b)))
         self._parent[high] = low
 
-    def labels(self) -> list[int]:
-        """One label an item."""
-        return [self.find(item) for item in range(len(self._parent))]
+    def unite_equal(self, values: np.ndarray) -> None:
+        """Unites all items whose values are equal."""
+        order = np.argsort(values, kind="stable")
+        for start, count in zip(*_runs(values[order]), strict=True):
+            for other in order[start + 1 : start + count]:
+                self.unite(int(order[start]), int(other))
+
+    def labels(self) -> np.ndarray:
+        """One label an item, int64."""
+        labels = self._parent
+        while not np.array_equal(labels, labels[labels]):
+            labels = labels[labels]
+        return labels
 
 
-def near_duplicates(texts: Sequence[str], threshold: float) -> list[int]:
-    """A group label for each text: near-copies share it, also through a chain of near-copies.
+class Bands(NamedTuple):
+    """How near-copies are searched: `keys` gives one band's uint64 value of each document, `shingles` the words of one
+    document."""
 
-    Deterministic. The label is the position of the group's first text. Costs about 0.2 CPU-seconds a MB.
+    keys: Callable[[int], np.ndarray]
+    shingles: Callable[[int], np.ndarray]
+
+
+def near_duplicates(n: int, bands: Bands, threshold: float) -> np.ndarray:
+    """A group label (int64) for each of `n` documents: near-copies share it, also through a chain of near-copies.
+
+    Deterministic. The label is the position of the group's first document. Memory: some arrays of n numbers.
     """
-    words = _Words()
-    signatures = np.stack([_signature(words.shingles(text)) for text in texts]) if texts else np.empty((0, 0))
-
-    @lru_cache(maxsize=4096)
-    def shingles(position: int) -> np.ndarray:
-        return words.shingles(texts[position])
-
-    groups = Groups(len(texts))
-    for bucket in _buckets(signatures):
-        _unite_bucket(bucket, groups, lambda a, b: jaccard(shingles(a), shingles(b)) >= threshold)
+    groups, shingles = Groups(n), _Recent(bands.shingles)
+    for band in range(BANDS if n > 1 else 0):
+        for bucket in _buckets(bands.keys(band)):
+            _unite_bucket(bucket, groups, lambda a, b: jaccard(shingles(a), shingles(b)) >= threshold)
     return groups.labels()
+
+
+class _Recent:
+    """The arrays asked for last, kept while they are small together."""
+
+    def __init__(self, make: Callable[[int], np.ndarray]) -> None:
+        self._make, self._size = make, 0
+        self._held: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def __call__(self, position: int) -> np.ndarray:
+        if position in self._held:
+            self._held.move_to_end(position)
+            return self._held[position]
+        array = self._held[position] = self._make(position)
+        self._size += array.nbytes
+        while self._size > _HELD and len(self._held) > 1:
+            self._size -= self._held.popitem(last=False)[1].nbytes
+        return array
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
@@ -94,23 +124,19 @@ def _unite_bucket(bucket: list[int], groups: Groups, alike: Callable[[int, int],
     for member in bucket:
         if any(groups.find(member) == groups.find(other) for other in representatives):
             continue
-        match = next((other for other in representatives[:_REPRESENTATIVES] if alike(member, other)), None)
-        if match is None:
-            representatives.append(member)
-        else:
+        match = next((other for other in representatives if alike(member, other)), None)
+        if match is not None:
             groups.unite(member, match)
+        elif len(representatives) < _REPRESENTATIVES:
+            representatives.append(member)
 
 
-def _buckets(signatures: np.ndarray) -> Iterator[list[int]]:
-    """Positions that agree in all rows of a band, band by band; only buckets of two or more."""
-    for band in range(_BANDS if len(signatures) > 1 else 0):
-        rows = np.ascontiguousarray(signatures[:, band * _ROWS : (band + 1) * _ROWS])
-        keys = rows.view([("", rows.dtype)] * _ROWS).ravel()
-        _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        order = np.argsort(inverse, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        for bucket in np.flatnonzero(counts > 1):
-            yield order[starts[bucket] : starts[bucket + 1]].tolist()
+def _buckets(keys: np.ndarray) -> Iterator[list[int]]:
+    """Positions with equal keys, rising; only buckets of two or more."""
+    order = np.argsort(keys, kind="stable")
+    starts, counts = _runs(keys[order])
+    for bucket in np.flatnonzero(counts > 1):
+        yield order[starts[bucket] : starts[bucket] + counts[bucket]].tolist()
 
 
 def _cuts(text: str) -> Iterator[int]:
@@ -123,10 +149,12 @@ def _cuts(text: str) -> Iterator[int]:
     yield len(text)
 
 
-class _Words(dict[str, int]):
-    """Word -> 64-bit hash, the same in every process (Python's own hash is salted)."""
+class Words(dict[str, int]):
+    """Word -> 64-bit hash, the same in every process (Python's own hash is salted). Forgets when it grows large."""
 
     def __missing__(self, word: str) -> int:
+        if len(self) >= _REMEMBERED:
+            self.clear()
         value = int.from_bytes(hashlib.blake2b(word.encode("utf-8"), digest_size=8).digest(), "little")
         self[word] = value
         return value
@@ -157,14 +185,23 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 def _hash_family() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.Generator(np.random.PCG64(20240917))
-    scale, shift = rng.integers(0, 2**64, size=(2, _ROWS * _BANDS, 1), dtype=np.uint64)
+    scale, shift = rng.integers(0, 2**64, size=(2, _ROWS * BANDS, 1), dtype=np.uint64)
     return scale | np.uint64(1), shift
 
 
 _SCALE, _SHIFT = _hash_family()
 
 
-def _signature(shingles: np.ndarray, block: int = 2048) -> np.ndarray:
+def band_keys(shingles: np.ndarray) -> np.ndarray:
+    """One uint64 a band, equal where the smallest values of the band's hash functions are."""
+    rows = _smallest(shingles).reshape(BANDS, _ROWS).astype(np.uint64)
+    keys = np.zeros(BANDS, dtype=np.uint64)
+    for row in rows.T:
+        keys = _mix(keys * np.uint64(0x9E3779B97F4A7C15) + row)
+    return keys
+
+
+def _smallest(shingles: np.ndarray, block: int = 2048) -> np.ndarray:
     """The smallest value (uint32) of each hash function over the shingles; blocks keep the work inside the cache."""
     smallest = np.full(len(_SCALE), 2**32 - 1, dtype=np.uint32)
     for start in range(0, len(shingles), block):

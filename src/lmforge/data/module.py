@@ -3,23 +3,23 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lmforge.config.batch import BatchPlan
 from lmforge.config.errors import UsageError
+from lmforge.data.corpora import stdlib_shards, text_shards
 from lmforge.data.order import SampleOrder
 from lmforge.data.packing import PackedRows
-from lmforge.data.prepare import prepare_stdlib, prepare_text
 from lmforge.data.shards import TokenShards, read_manifest
 from lmforge.data.tokenizer import Tokenizer
-from lmforge.data.windows import Window, Windows
+from lmforge.data.windows import Order, Rows, Window, Windows
 from lmforge.data.workers import outlast_signals
 
 ORDER_VERSION = 1  # changes with the order of samples, so that no run goes on under another order
@@ -47,13 +47,19 @@ class TokenWindows(pl.LightningDataModule):
         self.stride = max(1, round(context * (1.0 - overlap)))
         self.limit_train_rows = limit_train_rows
         self.num_workers, self.pin_memory, self.prefetch = num_workers, pin_memory, prefetch
-        self.manifest: dict[str, Any] = read_manifest(self.folder)
-        tokenizer = self.folder / "tokenizer.json"
-        self.tokenizer = Tokenizer.load(tokenizer) if tokenizer.exists() else None
-        self.train = PackedRows(TokenShards.open(self.folder, "train"), context, limit_train_rows)
         self.train_loader: TimedLoader | None = None
-        if len(self.train) == 0:
-            raise UsageError(f"{self.folder}: the train split holds no target token")
+        self._open()
+
+    def _open(self) -> None:
+        self.manifest: dict[str, Any] = read_manifest(self.folder)
+        self.tokenizer = load_tokenizer(self.folder)
+        self.parts = [train_rows(self.folder, self.context, self.limit_train_rows)]
+        self.train: Rows = self.parts[0]
+
+    def check_vocabulary(self, rows: int) -> None:
+        """Raises UsageError when a model with `rows` embedding rows cannot take the ids."""
+        for part in self.parts:
+            part.shards.check_vocabulary(rows)
 
     def connect(self, plan: BatchPlan, seed: int, samples: int, start: tuple[int, int] = (0, 0)) -> None:
         """The batch plan, the seed of the order, the samples of the whole run, and the (update, sample) done so far."""
@@ -67,9 +73,11 @@ class TokenWindows(pl.LightningDataModule):
     @property
     def fingerprint(self) -> str:
         """Hash of all that decides which sample has which number."""
-        shards = [shard["sha256"] for shard in self.manifest["splits"]["train"]["shards"]]
-        facts = [ORDER_VERSION, shards, self.context, self.limit_train_rows, self.seed, self.plan.sequences]
+        facts = [ORDER_VERSION, *self._facts(), self.context, self.limit_train_rows, self.seed, self.plan.sequences]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    def _facts(self) -> list[Any]:
+        return [[shard["sha256"] for shard in self.manifest["splits"]["train"]["shards"]]]
 
     def samples_at(self, step: int) -> int:
         """Samples used up by the first `step` updates of the run; the last update may have been a short one."""
@@ -79,14 +87,13 @@ class TokenWindows(pl.LightningDataModule):
         """Passes over the train split after `step` updates."""
         return self.samples_at(step) / len(self.train)
 
-    def rows(self, split: str) -> PackedRows:
-        """Rows to score: of overlapping ones only the last `stride` positions count."""
-        return PackedRows(TokenShards.open(self.folder, split), self.context, stride=self.stride)
+    def by_source(self, step: int) -> dict[str, float]:
+        """What each source of a mixture has given after `step` updates, by metric name; nothing for a single source."""
+        return {}
 
     def train_dataloader(self) -> "TimedLoader":
-        order = SampleOrder(len(self.train), self.seed)
         rank, plan = self._share()
-        windows = Windows(self.train, order, plan, rank, self.samples, self.start)
+        windows = Windows(self.train, self._order(), plan, rank, self.samples, self.start)
         self.train_loader = TimedLoader(self._loader(windows, range(self.start[0], len(windows))))
         return self.train_loader
 
@@ -97,11 +104,26 @@ class TokenWindows(pl.LightningDataModule):
         """Every target of a split once, in order; all ranks get the same number of batches, some without targets."""
         if not self.has(split):
             raise UsageError(f"split={split}: {self.folder} has no tokens in it; it has {', '.join(self._splits())}")
+        windows, order = self._scoring(split)
+        return self._loader(windows, order)
+
+    def rows(self, split: str, folder: Path | None = None) -> PackedRows:
+        """Rows to score: of overlapping ones only the last `stride` positions count."""
+        return PackedRows(TokenShards.open(folder or self.folder, split), self.context, stride=self.stride)
+
+    def _order(self) -> Order:
+        return SampleOrder(len(self.train), self.seed)
+
+    def _scoring(self, split: str) -> tuple["Dataset[Window]", Sequence[int]]:
+        """The windows of a split, and the order in which they are scored."""
+        windows = Windows(*self._scored(self.rows(split)))
+        return windows, range(len(windows))
+
+    def _scored(self, rows: PackedRows) -> tuple[PackedRows, SampleOrder, BatchPlan, int, int]:
+        """What `Windows` over rows to score are made of."""
         rank, plan = self._share()
-        rows = self.rows(split)
         plan = replace(plan, sequences=plan.micro * plan.world, accumulation=1)
-        windows = Windows(rows, SampleOrder(len(rows), 0, shuffle=False), plan, rank, len(rows))
-        return self._loader(windows, range(len(windows)))
+        return rows, SampleOrder(len(rows), 0, shuffle=False), plan, rank, len(rows)
 
     def has(self, split: str) -> bool:
         """Whether the split is there and holds anything to predict."""
@@ -119,7 +141,7 @@ class TokenWindows(pl.LightningDataModule):
         accumulation = -(-self.plan.sequences // (world * self.plan.micro))
         return rank, replace(self.plan, world=world, accumulation=accumulation)
 
-    def _loader(self, windows: Windows, updates: range) -> "DataLoader[Window]":
+    def _loader(self, windows: "Dataset[Window]", updates: Sequence[int]) -> "DataLoader[Window]":
         return DataLoader(
             windows,
             sampler=updates,
@@ -130,6 +152,20 @@ class TokenWindows(pl.LightningDataModule):
             worker_init_fn=outlast_signals,
             generator=torch.Generator().manual_seed(self.seed),  # else its base seed comes from the global stream
         )
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer that lies beside shards, when it is known."""
+    file = folder / "tokenizer.json"
+    return Tokenizer.load(file) if file.exists() else None
+
+
+def train_rows(folder: Path, context: int, limit: int | None) -> PackedRows:
+    """The train split's rows, not one of them if there is nothing to predict: UsageError."""
+    rows = PackedRows(TokenShards.open(folder, "train"), context, limit)
+    if len(rows) == 0:
+        raise UsageError(f"{folder}: the train split holds no target token")
+    return rows
 
 
 class TimedLoader:
@@ -161,14 +197,25 @@ class StdlibData(TokenWindows):
     """The Python standard library, prepared at first use and cached by content."""
 
     def __init__(self, *, vocab_size: int, cache: Path, **loading: Any):
-        super().__init__(prepare_stdlib(vocab_size, Path(cache)), **loading)
+        super().__init__(stdlib_shards({"vocab_size": vocab_size}, cache=Path(cache)), **loading)
 
 
 class TextData(TokenWindows):
     """Text files of the user's own, prepared at first use and cached by content."""
 
-    def __init__(self, *, path: str, vocab_size: int, tokenizer: str | None, cache: Path, **loading: Any):
-        super().__init__(prepare_text(path, vocab_size, tokenizer, Path(cache)), **loading)
+    def __init__(
+        self,
+        *,
+        path: str,
+        text_key: str,
+        on_bad: str,
+        vocab_size: int,
+        tokenizer: str | None,
+        cache: Path,
+        **loading: Any,
+    ):
+        node = {"path": path, "text_key": text_key, "on_bad": on_bad, "vocab_size": vocab_size, "tokenizer": tokenizer}
+        super().__init__(text_shards(node, cache=Path(cache)), **loading)
 
 
 class TokenData(TokenWindows):

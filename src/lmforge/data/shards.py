@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,16 +21,21 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lmforge.config.errors import UsageError
+from lmforge.data.shard_checks import (
+    MANIFEST,
+    NAMES,
+    TOKENIZER,
+    check_dtype,
+    check_tokenizer,
+    inside,
+    load_offsets,
+    map_tokens,
+    token_dtype,
+)
 from lmforge.data.tokenizer import Tokenizer
 
 FORMAT, VERSION = "lmforge-tokens", 1
-MANIFEST, TOKENIZER, NAMES = "manifest.json", "tokenizer.json", "documents.json"
 MAX_SHARD_TOKENS = 1 << 28
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest of uint16 and uint32, little-endian, that holds every id below `vocab_size`."""
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 class _SplitWriter:
@@ -41,7 +47,7 @@ class _SplitWriter:
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
         self._shards: list[dict[str, Any]] = []
-        self._offsets = [0]
+        self._offsets = array("q", [0])
 
     def add(self, document: np.ndarray) -> None:
         if len(document) and not 0 <= int(document.min()) <= int(document.max()) < self._vocab:
@@ -83,14 +89,16 @@ def write_shards(
     tokenizer: Tokenizer | None = None,
     extra: Mapping[str, Any] | None = None,
     split_extra: Mapping[str, Mapping[str, Any]] | None = None,
-    names: Mapping[str, Sequence[str]] | None = None,
+    names: Mapping[str, Iterable[str]] | None = None,
+    beside: Mapping[str, Any] | None = None,
     max_shard_tokens: int = MAX_SHARD_TOKENS,
 ) -> Path:
     """Writes the documents (arrays of ids) of each split and returns `folder`.
 
     All is written into `<folder>.partial` first, synced and renamed: `folder` is whole or absent, and an older one is
     replaced. `extra` and `split_extra` go into the manifest as they are, for all and per split; `names` (of the
-    documents) go into documents.json. One writer a folder at a time is the caller's duty.
+    documents) go into documents.json, and `beside` into JSON files of those names. One writer a folder at a time is the
+    caller's duty.
     """
     manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "dtype": token_dtype(vocab_size).name}
     manifest |= {"vocab_size": vocab_size, "tokenizer": _describe(tokenizer), **(extra or {}), "splits": {}}
@@ -103,7 +111,9 @@ def write_shards(
         if tokenizer is not None:
             tokenizer.save(aside / TOKENIZER)
         if names is not None:
-            _write_json(aside / NAMES, dict(names))
+            _write_names(aside / NAMES, names)
+        for name, content in (beside or {}).items():
+            _write_json(aside / name, content)
         _write_json(aside / MANIFEST, manifest)
     return folder
 
@@ -128,6 +138,17 @@ def _aside(folder: Path) -> Iterator[Path]:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def _write_names(path: Path, names: Mapping[str, Iterable[str]]) -> None:
+    """A JSON object of lists, one name a line, without holding them all."""
+    with path.open("w", encoding="utf-8") as file:
+        for i, (split, part) in enumerate(names.items()):
+            file.write(f"{',' if i else '{'}\n {json.dumps(split)}: [")
+            for j, name in enumerate(part):
+                file.write(f"{',' if j else ''}\n  {json.dumps(name)}")
+            file.write("\n ]")
+        file.write("\n}" if names else "{}")
 
 
 def _describe(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
@@ -175,14 +196,14 @@ class TokenShards:
         self.n_tokens: int = part["tokens"]
         self.n_documents: int = part["documents"]
         dtype = token_dtype(self.size)
-        self._files = [_map_tokens(folder, shard, dtype) for shard in part["shards"]]
+        self._files = [map_tokens(folder, shard, dtype) for shard in part["shards"]]
         self._starts = np.cumsum([0, *(len(tokens) for tokens in self._files)])
         if self._starts[-1] != self.n_tokens:
             raise UsageError(
                 f"{folder / MANIFEST}: {self.n_tokens} {split} tokens expected, files hold {self._starts[-1]}"
             )
         self._dtype = dtype
-        self.offsets = _load_offsets(folder / f"{split}.offsets.npy", self.n_documents, self.n_tokens)
+        self.offsets = load_offsets(folder / f"{split}.offsets.npy", self.n_documents, self.n_tokens)
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> TokenShards:
@@ -193,8 +214,8 @@ class TokenShards:
             splits = manifest["splits"]
             if split not in splits:
                 raise UsageError(f"{folder}: no split '{split}'; there are {', '.join(splits)}")
-            _check_dtype(folder, manifest)
-            _check_tokenizer(folder, manifest)
+            check_dtype(folder, manifest)
+            check_tokenizer(folder, manifest)
             return cls(folder, split, manifest)
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{folder / MANIFEST}: damaged, {type(error).__name__} {error}") from error
@@ -244,56 +265,8 @@ class TokenShards:
     def verify(self) -> None:
         """Reads every file and compares its sha256 with the manifest; UsageError names the first that differs."""
         for shard in self.manifest["splits"][self.split]["shards"]:
-            path = _inside(self.folder, shard["file"])
+            path = inside(self.folder, shard["file"])
             with path.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != shard["sha256"]:
                 raise UsageError(f"{path}: damaged, expected sha256 {shard['sha256']}, found {found}")
-
-
-def _check_dtype(folder: Path, manifest: dict[str, Any]) -> None:
-    size = manifest["vocab_size"]
-    expected = token_dtype(size).name
-    if manifest["dtype"] != expected:
-        raise UsageError(
-            f"{folder / MANIFEST}: dtype {expected} expected for vocabulary {size}, found {manifest['dtype']}"
-        )
-
-
-def _check_tokenizer(folder: Path, manifest: dict[str, Any]) -> None:
-    if manifest.get("tokenizer") is None:
-        return
-    path, expected = folder / TOKENIZER, manifest["tokenizer"]["sha256"]
-    try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}, but the manifest names a tokenizer") from error
-    if found != expected:
-        raise UsageError(f"{path}: not the tokenizer of these tokens, expected sha256 {expected}, found {found}")
-
-
-def _inside(folder: Path, name: str) -> Path:
-    if Path(name).name != name:  # a manifest may come from a stranger
-        raise UsageError(f"{folder / MANIFEST}: file name {name!r} leaves the folder")
-    return folder / name
-
-
-def _map_tokens(folder: Path, shard: dict[str, Any], dtype: np.dtype) -> np.ndarray:
-    path, expected = _inside(folder, shard["file"]), shard["tokens"] * dtype.itemsize
-    found = path.stat().st_size if path.is_file() else None
-    if found != expected:
-        what = "no such file" if found is None else f"found {found}"
-        raise UsageError(f"{path}: {expected} bytes expected ({shard['tokens']} {dtype.name} tokens), {what}")
-    return np.memmap(path, dtype=dtype, mode="r") if expected else np.empty(0, dtype)
-
-
-def _load_offsets(path: Path, documents: int, tokens: int) -> np.ndarray:
-    try:
-        offsets = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read ({error})") from error
-    if offsets.shape != (documents + 1,) or offsets.dtype != np.int64:
-        raise UsageError(f"{path}: int64 [{documents + 1}] expected, found {offsets.dtype} {list(offsets.shape)}")
-    if offsets[0] != 0 or offsets[-1] != tokens or np.any(np.diff(offsets) < 0):
-        raise UsageError(f"{path}: has to rise from 0 to {tokens}, found {offsets[0]} to {offsets[-1]}")
-    return offsets

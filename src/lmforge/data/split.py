@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+import numpy as np
 
 from lmforge.data.duplicates import Groups
 
@@ -13,71 +15,56 @@ _LARGEST_UNIT = 40  # documents; a larger unit would make the validation set a m
 _LARGEST_SHARE = 10  # a unit above one part in this many, of documents or bytes, goes to train too
 
 
-class _Unit(NamedTuple):
-    """Documents that stay together: whole families, joined where near-copies link them."""
+class _Units(NamedTuple):
+    """Documents that stay together: whole families, joined where near-copies link them. In the order of their keys."""
 
-    key: str
-    members: list[int]
-    size: int
+    of_document: np.ndarray  # the unit of each document
+    documents: np.ndarray
+    sizes: np.ndarray
 
 
-def split_documents(
-    names: Sequence[str],
-    families: Sequence[str],
-    groups: Sequence[Hashable],
-    salt: str,
-    sizes: Sequence[int] | None = None,
-    val: int = 60,
-    test: int = 40,
-) -> dict[str, list[int]]:
-    """Positions of the documents of `train`, `val` and `test`, each sorted by name.
+def family_key(salt: str, family: str) -> bytes:
+    """16 bytes that decide where a family goes."""
+    return hashlib.sha256(f"{salt}\0{family}".encode(errors="surrogateescape")).digest()[:16]
 
-    `groups` holds the near-copy label of each document: neither a family nor a near-copy group is ever cut, and both
-    join transitively. `sizes` are bytes (default: all equal). Units in the order of hash(salt, family) go to val until
-    it has `val` documents, then to test until it has `test`, the rest and every oversized unit to train. With two
-    units or more both train and val have at least one (the smallest unit is taken for val when all are oversized);
-    a single unit goes to train as a whole. The same for any order of the input.
+
+def split_documents(keys: np.ndarray, groups: np.ndarray, sizes: np.ndarray, val: int, test: int) -> np.ndarray:
+    """The split of each document as uint8, an index into SPLITS.
+
+    `keys` (S16) are `family_key`s, `groups` the near-copy labels: neither a family nor a near-copy group is ever cut,
+    and both join transitively. `sizes` are bytes. Units in the order of their smallest key go to val until it has `val`
+    documents, then to test until it has `test`, the rest and every oversized unit to train. With two units or more both
+    train and val have at least one (the smallest unit is taken for val when all are oversized); a single unit goes to
+    train as a whole. The same for any order of the documents.
     """
-    sizes = [1] * len(names) if sizes is None else sizes
-    units = sorted(_units(families, groups, salt, sizes))
-    big_count = max(1, min(_LARGEST_UNIT, len(names) // _LARGEST_SHARE))
-    big_size = sum(sizes) / _LARGEST_SHARE
-    chosen: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for unit in units:
-        oversized = len(unit.members) > big_count or unit.size > big_size
-        chosen[_place(chosen, oversized, val, test)].extend(unit.members)
-    if not chosen["val"] and len(units) > 1:
-        smallest = min(units, key=lambda unit: (unit.size, unit.key))
-        chosen["val"] = smallest.members
-        chosen["train"] = [i for i in chosen["train"] if i not in set(smallest.members)]
-    return {split: sorted(members, key=lambda i: names[i]) for split, members in chosen.items()}
+    units = _units(keys, groups, sizes)
+    big_count = max(1, min(_LARGEST_UNIT, len(keys) // _LARGEST_SHARE))
+    oversized = (units.documents > big_count) | (units.sizes > sizes.sum() / _LARGEST_SHARE)
+    chosen = np.zeros(len(units.sizes), dtype=np.uint8)
+    free = np.flatnonzero(~oversized)
+    before = np.cumsum(units.documents[free]) - units.documents[free]
+    in_val = before < val
+    in_test = ~in_val & (before - int(units.documents[free][in_val].sum()) < test)
+    chosen[free[in_val]], chosen[free[in_test]] = SPLITS.index("val"), SPLITS.index("test")
+    if not in_val.any() and len(chosen) > 1:
+        chosen[np.argmin(units.sizes)] = SPLITS.index("val")  # of equal ones the first: the smallest key
+    return chosen[units.of_document]
 
 
-def _place(chosen: dict[str, list[int]], oversized: bool, val: int, test: int) -> str:
-    if oversized:
-        return "train"
-    if len(chosen["val"]) < val:
-        return "val"
-    return "test" if len(chosen["test"]) < test else "train"
-
-
-def _units(families: Sequence[str], groups: Sequence[Hashable], salt: str, sizes: Sequence[int]) -> list[_Unit]:
-    joined = Groups(len(families))
-    for labels in (families, groups):
-        first: dict[Hashable, int] = {}
-        for position, label in enumerate(labels):
-            joined.unite(position, first.setdefault(label, position))
-    members: dict[int, list[int]] = {}
-    for position, label in enumerate(joined.labels()):
-        members.setdefault(label, []).append(position)
-    return [
-        _Unit(min(_key(salt, families[i]) for i in unit), unit, sum(sizes[i] for i in unit))
-        for unit in members.values()
-    ]
-
-
-def _key(salt: str, family: str) -> str:
-    return hashlib.sha256(f"{salt}\0{family}".encode(errors="surrogateescape")).hexdigest()
+def _units(keys: np.ndarray, groups: np.ndarray, sizes: np.ndarray) -> _Units:
+    joined = Groups(len(keys))
+    joined.unite_equal(keys)
+    joined.unite_equal(groups)
+    order = np.argsort(keys, kind="stable")
+    rank = np.empty(len(keys), dtype=np.int64)
+    rank[order] = np.arange(len(keys))
+    _, unit = np.unique(joined.labels(), return_inverse=True)
+    first = np.full(unit.max(initial=-1) + 1, len(keys))
+    np.minimum.at(first, unit, rank)
+    place = np.empty(len(first), dtype=np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    of_document = place[unit]
+    return _Units(of_document, np.bincount(of_document), np.bincount(of_document, sizes).astype(np.int64))
 
 
 def cut_document(text: str, share: float = 0.9) -> tuple[str, str]:
@@ -95,10 +82,10 @@ def cut_document(text: str, share: float = 0.9) -> tuple[str, str]:
     return text[:middle], text[middle:]
 
 
-def split_digest(split_names: dict[str, Sequence[str]]) -> str:
+def split_digest(names: Mapping[str, Iterable[str]]) -> str:
     """sha256 of which document name is in which split; one value to compare between ranks and on resume."""
     digest = hashlib.sha256()
-    for split in sorted(split_names):
-        for name in sorted(split_names[split]):
+    for split in sorted(names):
+        for name in names[split]:
             digest.update(f"{split}\0{name}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -1,16 +1,33 @@
 """Windows: everything one rank does for one optimizer update, fetched by its number."""
 
 import time
-from typing import TypedDict
+from typing import NotRequired, Protocol, TypedDict
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lmforge.config.batch import BatchPlan
-from lmforge.data.order import Integers, SampleOrder
-from lmforge.data.packing import EMPTY, IGNORED, PackedRows
+from lmforge.data.order import Integers
+from lmforge.data.packing import EMPTY, IGNORED
 from lmforge.data.randomness import seed_streams
+
+
+class Rows(Protocol):
+    """Rows by number; `EMPTY` is a row without targets."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: Integers) -> dict[str, Tensor]: ...
+
+
+class Order(Protocol):
+    """Global sample number -> row."""
+
+    seed: int
+    shuffle: bool
+
+    def __call__(self, numbers: Integers) -> Integers: ...
 
 
 class Window(TypedDict):
@@ -20,6 +37,7 @@ class Window(TypedDict):
     targets: int  # target tokens in these micro-batches
     samples: int  # rows with content
     seconds: float  # time taken to build it
+    source: NotRequired[str]  # where all of its rows come from, when that is to be scored apart
 
 
 class Windows(Dataset[Window]):
@@ -34,8 +52,8 @@ class Windows(Dataset[Window]):
 
     def __init__(
         self,
-        rows: PackedRows,
-        order: SampleOrder,
+        rows: Rows,
+        order: Order,
         plan: BatchPlan,
         rank: int,
         samples: int | None = None,

@@ -57,6 +57,7 @@ class UpdateTask(pl.LightningModule):
         self.gradient_norm = torch.zeros(())
         self.latest: dict[str, float] = {}  # metrics of the last validation, which ran after step `latest_step`
         self.latest_step = 0
+        self.by_source: dict[str, TokenMetrics] = {}  # the last validation, by the source of a mixture
         self.scored = 0  # target tokens of the last validation, over all ranks
 
     def count(self, batch: dict[str, Tensor]) -> Counts:
@@ -150,8 +151,14 @@ class UpdateTask(pl.LightningModule):
         progress.increment_completed()
 
     def validation_step(self, window: Window, batch_index: int) -> None:
+        metrics = [self.val_metrics]
+        if source := window.get("source"):
+            new = TokenMetrics().to(self.val_metrics.loss.device)
+            metrics.append(self.by_source.setdefault(source, new))
         for batch in window["micro_batches"]:
-            self.val_metrics.update(self.count(batch))
+            counts = self.count(batch)
+            for each in metrics:
+                each.update(counts)
 
     def validates(self, step: int) -> bool:
         """Whether a validation follows this step."""
@@ -160,9 +167,13 @@ class UpdateTask(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self.val_metrics.reset()
+        self.by_source = {}
 
     def on_validation_epoch_end(self) -> None:
         self.latest = {f"val/{name}": value for name, value in self.val_metrics.compute().items()}
+        for source, metrics in self.by_source.items():
+            values = metrics.compute()
+            self.latest |= {f"val/{source}/{n}": values[n] for n in ("loss", "bits_per_byte") if n in values}
         self.latest_step = self.global_step
         self.scored = self.control.agree(Agreed(int(self.val_metrics.targets))).targets
 

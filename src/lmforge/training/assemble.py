@@ -90,7 +90,7 @@ def make_data(cfg: DictConfig) -> TokenWindows:
     data = build(cfg.data, cache=Path(cfg.paths.cache))
     assert isinstance(data, TokenWindows)
     if cfg.model.vocab_size is not None:
-        data.train.shards.check_vocabulary(cfg.model.vocab_size)
+        data.check_vocabulary(cfg.model.vocab_size)
     return data
 
 

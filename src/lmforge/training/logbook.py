@@ -36,6 +36,7 @@ class Logbook(pl.Callback):
             task.train_metrics.reset()
             if "loss" in measured:
                 self.train_loss = values["train/loss"] = measured["loss"]
+        values |= trainer.datamodule.by_source(step)  # type: ignore[attr-defined]
         if task.skipped:
             values["train/skipped"] = float(task.skipped)
         log(trainer, values, step)

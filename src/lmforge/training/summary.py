@@ -35,10 +35,12 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
         warnings.append(f"not finite in the last validation: {', '.join(lost)}")
     return {
         **{f"val/{name}": finite.get(f"val/{name}") for name in ("bits_per_byte", "loss", "perplexity", "accuracy")},
+        **{name: value for name, value in finite.items() if name.count("/") == 2},  # of each source of a mixture
         "gzip_bits_per_byte": data.manifest.get("gzip_bits_per_byte"),
         "xz_bits_per_byte": data.manifest.get("xz_bits_per_byte"),
         "steps": trainer.global_step,
         "epochs": data.epochs(trainer.global_step),
+        **data.by_source(trainer.global_step),
         "tokens": task.tokens,
         "skipped": task.skipped,
         "parameters": sum(p.numel() for p in task.network.parameters()),
@@ -99,6 +101,8 @@ def _table(summary: dict[str, Any]) -> Table:
         loss, perplexity, accuracy = (summary[f"val/{name}"] for name in ("loss", "perplexity", "accuracy"))
         table.add_row("loss, perplexity, accuracy", f"{loss:.4f}, {perplexity:.2f}, {accuracy:.1%}")
     table.add_row("steps, tokens", f"{summary['steps']}, {human(summary['tokens'])} (ended by {summary['reason']})")
+    for name, share in _shares(summary).items():
+        table.add_row(f"  of which {name}", f"{share:.2%}, read {summary[f'data/{name}/epochs']:.2f} times")
     if summary["skipped"]:
         table.add_row("updates skipped, not finite", str(summary["skipped"]))
     speed, mfu, wait = (summary[key] for key in ("tokens_per_second", "mfu", "data_wait_share"))
@@ -108,6 +112,11 @@ def _table(summary: dict[str, Any]) -> Table:
     table.add_row("peak memory", f"{summary['peak_memory_bytes'] / 2**20:.0f} MiB")
     table.add_row("CPU time", clock(summary["cpu_seconds"]))
     return table
+
+
+def _shares(summary: dict[str, Any]) -> dict[str, float]:
+    """The share of the tokens that each source of a mixture has given."""
+    return {key.split("/")[1]: value for key, value in summary.items() if key.endswith("/share")}
 
 
 def _against(ours: float, xz: float | None) -> str:
