@@ -14,6 +14,7 @@ from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.runs import RunFolder
 
 SUMMARIES = {
+    "prepare": "turn text into token shards: lmforge prepare data=text data.path=corpus/",
     "generate": "continue a text with a trained run: lmforge generate run=latest 'prompt=def f(a, b):'",
     "runs": "all runs with state, metric and disk use; deletes: lmforge runs delete=NAME/ID yes=true",
     "export": "write a run's weights, config and tokenizer into a folder: lmforge export run=latest dtype=bfloat16",
@@ -22,6 +23,7 @@ SUMMARIES = {
 
 def main() -> None:
     jobs: dict[str, Job] = {
+        "prepare": _prepare,
         "generate": _generate,
         "runs": _runs,
         "export": _export,
@@ -48,13 +50,19 @@ Jobs
 lmforge JOB --help lists a job's words. Training and evaluation are train.py and evaluate.py."""
 
 
+def _prepare(config: DictConfig, run: None) -> Mapping[str, Any]:
+    from lmforge.data.command import prepare
+
+    return prepare(config)
+
+
 def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     from lmforge.evaluation.generate import generate
 
     return generate(config, run)
 
 
-def _runs(config: DictConfig) -> None:
+def _runs(config: DictConfig, run: None) -> None:
     from lmforge.config.run_table import runs_job
 
     runs_job(config)

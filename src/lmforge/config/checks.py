@@ -12,6 +12,7 @@ from lmforge.config.machine_checks import (
     Check,
     Plain,
     check_accelerator,
+    check_cache,
     check_data,
     check_folders,
     check_gpus,
@@ -183,4 +184,6 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
     ),
     "generate": (check_accelerator,),
     "export": (check_out,),
+    "runs": (),
+    "prepare": (check_data, check_cache),
 }

@@ -15,12 +15,14 @@ COMMANDS = {
     "generate": "lmforge generate",
     "export": "lmforge export",
     "runs": "lmforge runs",
+    "prepare": "lmforge prepare",
 }
 ABOUT = {
     "train": "Trains a language model. With nothing typed: a small GPT on the standard library's sources, offline.",
     "evaluate": "Scores a trained run: loss, perplexity, bits per byte, next-token accuracy.",
     "generate": "Continues a text with a trained run or an export.",
     "export": "Writes a run's weights, config and tokenizer into a folder that needs nothing else.",
+    "prepare": "Writes token shards and nothing else, on all cores; after a kill the same words go on where it stopped.",
     "runs": "Lists all runs with their state, metric and disk use, and deletes those no longer wanted.",
 }
 WORDS = {
@@ -55,6 +57,13 @@ WORDS = {
   ckpt=best | last | PATH      which of its checkpoints
   dtype=keep | bfloat16        the numbers its weights are stored in
   out=FOLDER                   where to; the run's own folder when not given""",
+    "prepare": """\
+  data=text data.path=FOLDER   a file, a folder or a glob: .txt .md .jsonl .csv .tsv (also .gz, .zst), .parquet
+  data.text_key=content        the key or column that holds the text
+  data.on_bad=lenient          leave rows out that cannot be read, and count them (strict: stop at the first)
+  data.vocab_size=32000        size of the vocabulary to train, or data.tokenizer=FILE
+  workers=8                    processes; the result is the same for any number
+  paths.cache=FOLDER           where the shards go""",
 }
 
 
