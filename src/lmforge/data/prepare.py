@@ -44,7 +44,7 @@ from lmforge.data.tokenizer import SPLIT_PATTERN, Tokenizer, check_vocab_size
 log = logging.getLogger(__name__)
 
 RECIPE = 3  # raise when a change here or in the modules used would give other shards
-SALT = "lmforge/split"
+SALT = "lmforge/split"  # the name stays: another would split the same text anew
 NEAR_COPY = 0.4  # Jaccard of five-word runs
 SAMPLE = 4_000_000  # characters of the train split the BPE learns from
 _BLOCK = 1 << 14

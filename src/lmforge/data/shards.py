@@ -22,7 +22,7 @@ import numpy as np
 from lmforge.config.errors import UsageError
 from lmforge.data.tokenizer import Tokenizer
 
-FORMAT, VERSION = "lmforge-tokens", 1
+FORMAT, VERSION = "lmforge-tokens", 1  # the name stays: shards outlive a renamed package
 MANIFEST, TOKENIZER, NAMES = "manifest.json", "tokenizer.json", "documents.json"
 MAX_SHARD_TOKENS = 1 << 28
 
