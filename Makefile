@@ -74,14 +74,16 @@ endef
 BASE ?= python:3.11-slim-bookworm
 TAG  ?= lmforge
 GPUS ?= $(if $(shell command -v nvidia-smi),--gpus all)
+SCRIPT ?= train.py
+REVISION = $(shell git describe --always --dirty)
 
 docker-build:  ## build the image (BASE=python:3.11-slim-bookworm TAG=lmforge)
-	docker build -f deploy/Dockerfile --build-arg BASE=$(BASE) -t $(TAG) .
+	docker build -f deploy/Dockerfile --build-arg BASE=$(BASE) --build-arg REVISION=$(REVISION) -t $(TAG) .
 
 docker-run:  ## train in the image, on all GPUs there are (SCRIPT=evaluate.py ARGS="run=latest")
-	@mkdir -p runs .cache
-	docker run --rm --init --ipc=host $(GPUS) --user "$$(id -u):$$(id -g)" \
-	  -v "$(CURDIR)/runs:/app/runs" -v "$(CURDIR)/.cache:/app/.cache" $(TAG) $(or $(SCRIPT),train.py) $(ARGS)
+	mkdir -p runs .cache
+	docker run --rm --init --ipc=host $(GPUS) --user "$$(id -u):$$(id -g)" -e HOME=/tmp -e USER=me \
+	  -v "$(CURDIR)/runs:/app/runs" -v "$(CURDIR)/.cache:/app/.cache" $(TAG) $(SCRIPT) $(ARGS)
 
 clean:  ## remove what can be made again (not runs/)
 	rm -rf $(VENV) .venv-* site lowest.txt .cache .pytest_cache .ruff_cache .mypy_cache
