@@ -7,10 +7,11 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint types format clean
+.PHONY: help setup train test test-all test-lowest test-newest lint types format docs docs-serve config-reference \
+        rename docker-build docker-run clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed  ## create .venv and install
 
@@ -44,5 +45,45 @@ types: $(VENV)/.installed-dev  ## static types
 format: $(VENV)/.installed-dev  ## put code into shape
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
+docs: $(VENV)/.installed-dev  ## build the documentation into site/, offline; a dead link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.installed-dev  ## show the documentation while you write it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+config-reference: $(VENV)/.installed  ## write docs/config-reference.md from the comments in configs/
+	$(BIN)/python scripts/config_reference.py
+
+rename:  ## make it a package of your own: make rename NAME=acme_lm (TITLE="Acme LM")
+	@$(PYTHON) scripts/rename.py '$(if $(filter command%,$(origin NAME)),$(NAME))' '$(TITLE)' $(if $(filter 1,$(FORCE)),--force)
+
+test-lowest:  ## run the tests with the lowest versions that pyproject.toml allows
+	$(PYTHON) scripts/floors.py > lowest.txt
+	$(call test_in,.venv-lowest,-c lowest.txt)
+
+test-newest:  ## run the tests with the newest versions that there are
+	$(call test_in,.venv-newest)
+
+define test_in
+	rm -rf $(1) && $(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) -e '.[test]'
+	$(1)/bin/python -m pytest -m "not slow and not gpu" $(ARGS)
+endef
+
+# deploy/Dockerfile says what BASE may be.
+BASE ?= python:3.11-slim-bookworm
+TAG  ?= lmforge
+GPUS ?= $(if $(shell command -v nvidia-smi),--gpus all)
+SCRIPT ?= train.py
+REVISION = $(shell git describe --always --dirty)
+
+docker-build:  ## build the image (BASE=python:3.11-slim-bookworm TAG=lmforge)
+	docker build -f deploy/Dockerfile --build-arg BASE=$(BASE) --build-arg REVISION=$(REVISION) -t $(TAG) .
+
+docker-run:  ## train in the image, on all GPUs there are (SCRIPT=evaluate.py ARGS="run=latest")
+	mkdir -p runs .cache
+	docker run --rm --init --ipc=host $(GPUS) --user "$$(id -u):$$(id -g)" -e HOME=/tmp -e USER=me \
+	  -v "$(CURDIR)/runs:/app/runs" -v "$(CURDIR)/.cache:/app/.cache" $(TAG) $(SCRIPT) $(ARGS)
+
 clean:  ## remove what can be made again (not runs/)
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .venv-* site lowest.txt .cache .pytest_cache .ruff_cache .mypy_cache

@@ -21,7 +21,7 @@ def pins() -> dict[str, str]:
 
 def direct() -> list[Requirement]:
     found = [Requirement(text) for text in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])]
-    return [requirement for requirement in found if requirement.name != "lmforge"]
+    return [requirement for requirement in found if requirement.name != PROJECT["name"]]
 
 
 def test_every_direct_dependency_is_pinned_inside_its_range() -> None:

@@ -1,12 +1,14 @@
 """A tiny training that every command line here starts from."""
 
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from commands import Outcome, Running, run_command, start_command
+from commands import ROOT, Outcome, Running, run_command, start_command
+from pages import run_line
 
 TINY = """
 data=tokens model.context=32 model.n_layer=2 model.n_head=2 model.n_kv_head=1 model.d_model=32 model.d_ff=64
@@ -68,3 +70,22 @@ def program(tmp_path: Path, tokens: Path, cache: Path) -> Iterator[Program]:
     yield program
     for running in program.started:
         running.kill()
+
+
+@pytest.fixture(scope="session")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder as a user has it after the first run: a README, a folder of text, runs/ and .cache."""
+    folder = tmp_path_factory.mktemp("workplace")
+    shutil.copy(ROOT / "README.md", folder)
+    (folder / "corpus").mkdir()
+    for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, folder / "corpus")
+    first = run_line("python train.py name=first", folder)
+    assert first.code == 0, first.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workplace(first_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of that folder for the commands of one page or module."""
+    return Path(shutil.copytree(first_run, tmp_path_factory.mktemp("copy"), symlinks=True, dirs_exist_ok=True))
