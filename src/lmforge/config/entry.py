@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config import helptext, sweep
+from lmforge.config import helptext
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder, to_config
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
@@ -23,6 +23,7 @@ from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
 from lmforge.config.runs import RunFolder, dump_yaml, write_aside
+from lmforge.sweep import start as sweep
 
 CONFIG_VARIABLE = "LMFORGE_CONFIG"
 AGREED = (NonFinite, Requeue, Terminated)  # what every rank raises at the same step
@@ -74,11 +75,12 @@ class FrontDoor:
             print(helptext.help_text(self.name, composer))
             return Exit.DONE
         problems = list(command.problems)
-        words = read_words(command.words, tree, command.multirun, problems)
+        sweeps = command.multirun or (self.name == "train" and sweep.asks_for_sweep(command.words))
+        words = read_words(command.words, tree, sweeps, problems)
         broken = [key for key in tree.groups if any(problem.startswith(f"{key}=") for problem in problems)]
         if command.cfg:
             return self._print_config(composer, command, words, broken, problems)
-        if command.multirun:
+        if sweeps:
             return self._sweep(composer, words, broken, problems)
         return self._start_typed(composer, command, words, broken, problems)
 
@@ -102,6 +104,7 @@ class FrontDoor:
     ) -> int:
         if self.name == "train":
             plan = plan_train(composer, words, broken, self.launch, problems)
+            sweep.refuse_silence(plan.sweep)
         else:
             train = Composer("train", composer.tree)
             plan = plan_from_run(composer, train, words, broken, self.launch, problems)
