@@ -10,7 +10,7 @@ import pytest
 from changes import SLOW_STEPS, SLOW_WRITES
 
 from lmforge.training.checkpoint import Checkpoint, list_checkpoints
-from lmforge.training.csvlog import read_rows
+from lmforge.training.rows import read_rows
 
 WORDS = ("model.dropout=0.1", "optimizer=muon")
 

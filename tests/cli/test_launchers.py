@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from commands import ROOT, Outcome
-from lmforge.training.csvlog import read_rows
+from lmforge.training.rows import read_rows
 
 
 def execute(words: list[str], folder: Path, environment: dict[str, str], seconds: float = 120.0) -> Outcome:

@@ -2,7 +2,7 @@
 
 from changes import SLOW_STEPS
 
-from lmforge.training.csvlog import read_rows
+from lmforge.training.rows import read_rows
 from lmforge.training.schedules import Linear
 
 

@@ -7,7 +7,7 @@ import pytest
 from changes import SLOW_STEPS
 
 from lmforge.training.checkpoint import list_checkpoints
-from lmforge.training.csvlog import read_rows
+from lmforge.training.rows import read_rows
 
 
 def logged(program) -> int:

@@ -28,9 +28,9 @@ from lmforge.tasks.causal_lm import CausalLM
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import resume, saving
 from lmforge.training.checkpoint import Checkpoint, list_checkpoints
-from lmforge.training.csvlog import read_rows
 from lmforge.training.logbook import Logbook
 from lmforge.training.metrics import Counts
+from lmforge.training.rows import read_rows
 from ranks import run_ranks
 
 Facts = dict[str, Any]

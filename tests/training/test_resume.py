@@ -16,8 +16,8 @@ from lmforge.tasks.update import UpdateTask
 from lmforge.training import resume
 from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, list_checkpoints, write_pieces
 from lmforge.training.checkpointing import CheckpointCallback
-from lmforge.training.csvlog import read_rows
 from lmforge.training.metrics import TokenMetrics
+from lmforge.training.rows import read_rows
 from lmforge.training.samples import Samples
 
 TEN = ("trainer.max_steps=10", "model.dropout=0.1", "schedule=cosine", "callbacks.checkpoint.every_n_steps=5")

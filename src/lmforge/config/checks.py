@@ -128,20 +128,23 @@ def _check_schedule(cfg: Plain) -> None:
 
 
 def _check_modes(cfg: Plain) -> None:
-    """Which way a metric gets better is no matter of taste."""
     problems = []
     for name, entry in (cfg["callbacks"] or {}).items():
-        if not entry or "monitor" not in entry or "mode" not in entry:
-            continue
-        right = "max" if entry["monitor"] == "val/accuracy" else "min"
-        if entry["mode"] != right:
-            key = f"callbacks.{name}"
-            problems.append(
-                f"{key}.monitor={entry['monitor']} {key}.mode={entry['mode']}: this metric is better the "
-                f"{'higher' if right == 'max' else 'lower'} it is; type {key}.mode={right}"
-            )
+        if entry and "monitor" in entry and "mode" in entry:
+            problems += mode_problems(f"callbacks.{name}", "monitor", entry)
     if problems:
         raise UsageError(problems)
+
+
+def mode_problems(part: str, key: str, entry: Plain) -> list[str]:
+    """Which way the metric `entry[key]` gets better is no matter of taste."""
+    right = "max" if entry[key] == "val/accuracy" else "min"
+    if entry["mode"] == right:
+        return []
+    return [
+        f"{part}.{key}={entry[key]} {part}.mode={entry['mode']}: this metric is better the "
+        f"{'higher' if right == 'max' else 'lower'} it is; type {part}.mode={right}"
+    ]
 
 
 def launch_problems(cfg: Plain, launch: Launch, broken: Iterable[str] = ()) -> list[str]:

@@ -104,13 +104,28 @@ class Composer:
     def __init__(self, name: str, tree: Tree) -> None:
         self.name, self.tree = name, tree
         self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self._groups: list[str] = []
 
     def groups(self) -> list[str]:
         """The groups this front door knows, in the order they are composed."""
         import yaml
 
-        entries = yaml.safe_load((self.tree.folder / f"{self.name}.yaml").read_text(encoding="utf-8"))["defaults"]
-        return [next(iter(entry)) for entry in entries if isinstance(entry, dict)]
+        if not self._groups:
+            entries = yaml.safe_load((self.tree.folder / f"{self.name}.yaml").read_text(encoding="utf-8"))["defaults"]
+            self._groups = [next(iter(entry)) for entry in entries if isinstance(entry, dict)]
+        return self._groups
+
+    def frozen(self) -> Plain:
+        """What was composed so far, references as they stand: all that `thaw` needs to compose the same again when
+        the config files have changed."""
+        bases = [[list(chosen), OmegaConf.to_container(base)] for chosen, base in self._bases.items()]
+        return {"groups": self.groups(), "bases": bases}
+
+    def thaw(self, frozen: Plain) -> None:
+        self._groups = list(frozen["groups"])
+        for chosen, base in frozen["bases"]:
+            self._bases[tuple(chosen)] = OmegaConf.create(base)
+            OmegaConf.set_struct(self._bases[tuple(chosen)], True)
 
     def keys(self) -> list[str]:
         """The dotted keys of the default composition."""

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config import helptext, sweep
+from lmforge.config import helptext
 from lmforge.config.alone import ALONE, plan_alone
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, Plain, config_folder, to_config
@@ -24,6 +24,7 @@ from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
 from lmforge.config.runs import RunFolder, dump_yaml, write_aside
+from lmforge.sweep import start as sweep
 
 AGREED = (NonFinite, Requeue, Terminated)  # what every rank raises at the same step
 Job = Callable[[DictConfig, Any], Mapping[str, Any] | None]  # a config and a RunFolder, or None for those of ALONE
@@ -77,13 +78,14 @@ class FrontDoor:
             print(helptext.help_text(self.name, composer))
             return Exit.DONE
         problems = list(command.problems)
-        words = read_words(command.words, tree, command.multirun, problems)
+        sweeps = command.multirun or (self.name == "train" and sweep.asks_for_sweep(command.words))
+        words = read_words(command.words, tree, sweeps, problems)
         broken = [key for key in tree.groups if any(problem.startswith(f"{key}=") for problem in problems)]
         if command.cfg:
             return self._print_config(composer, command, words, broken, problems)
-        if self.name in ALONE and not command.multirun:
+        if self.name in ALONE and not sweeps:
             return self._run_alone(plan_alone(composer, words, broken, problems).plain)
-        if command.multirun:
+        if sweeps:
             return self._sweep(composer, words, broken, problems)
         return self._start_typed(composer, command, words, broken, problems)
 
@@ -107,6 +109,7 @@ class FrontDoor:
     ) -> int:
         if self.name == "train":
             plan = plan_train(composer, words, broken, self.launch, problems)
+            sweep.refuse_silence(plan.sweep)
         else:
             train = Composer("train", composer.tree)
             plan = plan_from_run(composer, train, words, broken, self.launch, problems)

@@ -40,6 +40,7 @@ DTYPE = Key("text", words=DTYPES)
 ACCELERATOR = Key("text", words=ACCELERATORS, known=("mps", "tpu", "hpu"), resume="free")
 DEVICES = Key("int", low=0, words=("auto",), many="also", resume="free")
 THREADS = Key("int", low=1, words=("auto",), resume="free")
+SWEPT = Key("text", many="also")
 BETAS = Key("float", low=0, below=1, many="always", length=2, resume="logged")
 
 KEYS: dict[str, Key] = {
@@ -141,6 +142,24 @@ KEYS: dict[str, Key] = {
     "logger.wandb.project": Key("text", resume="free"),
     "logger.*.offline": _free(FLAG),
     "logger.*": Key("node", nullable=True, resume="free"),
+    # sweep: of the sweep that starts runs, never of a run; here `resume` is about a sweep that goes on
+    "sweep.kind": Key("text", words=("grid", "optuna")),
+    "sweep.folder": _free(PATH_OR_NULL),
+    "sweep.jobs": Key("int", low=1, words=("auto",), resume="free"),
+    "sweep.stop_on_failure": _free(FLAG),
+    "sweep.rerun_failed": _free(FLAG),
+    "sweep.metric": MONITOR,
+    "sweep.mode": MODE,
+    "sweep.trials": _free(COUNT),
+    "sweep.timeout_minutes": Key("float", above=0, nullable=True, resume="free"),
+    "sweep.sampler": Key("text", words=("tpe", "random")),
+    "sweep.sampler_seed": SEED,
+    "sweep.pruner": Key("text", words=("median", "asha", "none")),
+    "sweep.pruner_warmup_steps": FROM_ZERO,
+    "sweep.pruner_startup_trials": FROM_ZERO,
+    "sweep.params.*": SWEPT,
+    "sweep.params.*.*": SWEPT,
+    "sweep.params.*.*.*": SWEPT,
     # prepare
     "workers": Key("int", low=1, words=("auto",)),
     # evaluate and generate

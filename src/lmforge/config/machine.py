@@ -44,6 +44,14 @@ def visible_gpus(found: int, environ: Mapping[str, str]) -> int:
     return found
 
 
+def visible_list() -> tuple[str, list[str]]:
+    """The variable that picks GPUs for a process, and the names of those this one may use."""
+    for name in VISIBLE:
+        if name in os.environ:
+            return name, [part.strip() for part in os.environ[name].split(",")][: gpu_count()]
+    return VISIBLE[0], [str(number) for number in range(gpu_count())]
+
+
 def _listed(text: str, found: int) -> int:
     names = [part.strip() for part in text.split(",")]
     there = [name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < found) for name in names]

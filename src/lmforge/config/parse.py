@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmforge.config.errors import UsageError
 from lmforge.config.keys import find_key
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.schema import Key, allowed
+from lmforge.config.space import Space, read_space
 
 FLAGS = {
     "-h": "help", "--help": "help", "-c": "cfg", "--cfg": "cfg", "--resolve": "resolve", "-i": "info", "--info": "info",
@@ -36,20 +38,26 @@ class Command:
 
 @dataclass(frozen=True)
 class Word:
-    """One typed word. Several values make it a sweep; `drop` stands for `~key`."""
+    """One typed word. Several values make it a sweep; `drop` stands for `~key`. With a `space` the values are its ends,
+    or all of them when it is a range(...)."""
 
     key: str
     values: tuple[Any, ...]
     raw: str
     group: bool = False
     drop: bool = False
+    space: Space | None = None
 
     @property
     def value(self) -> Any:
         return self.values[0]
 
+    @property
+    def swept(self) -> bool:
+        return len(self.values) > 1
+
     def single(self, value: Any) -> Word:
-        return Word(self.key, (value,), f"{self.key}={_shown(value)}", self.group, self.drop)
+        return Word(self.key, (value,), f"{self.key}={shown(value)}", self.group, self.drop)
 
 
 class Tree:
@@ -138,14 +146,15 @@ def _no_value(token: str, key: str, tree: Tree) -> str:
 
 def _read_group(key: str, text: str, token: str, tree: Tree, multirun: bool, problems: list[str]) -> Word | None:
     choices = tree.groups[key]
-    typed = [part.strip() for part in text.split(",")] if multirun else [text.strip()]
+    listed = re.sub(r"^choice\((.*)\)$", r"\1", text.strip())
+    typed = [part.strip() for part in listed.split(",")] if multirun else [text.strip()]
     values: list[str | None] = []
     for choice in typed:
         if choice in choices:
             values.append(choice)
         elif key in MAY_BE_NULL and choice == "null":
             values.append(None)
-        elif choice.split(",")[0] in choices:
+        elif re.sub(r"^choice\(", "", choice).split(",")[0] in choices:
             problems.append(f"{token}: {key} takes one choice; several are a sweep: add -m")
         else:
             hint = did_you_mean(nearest(choice, choices))
@@ -156,15 +165,19 @@ def _read_group(key: str, text: str, token: str, tree: Tree, multirun: bool, pro
 def _read_value(key: str, text: str, token: str, multirun: bool, problems: list[str]) -> Word | None:
     known = find_key(key)
     if known is not None and known.kind in ("text", "path", "name"):
-        values: list[Any] | None = _read_text(known, key, text, multirun)
-    else:
-        values = _read_typed(known, key, text, token, multirun, problems)
-    if values is None:
+        return Word(key, tuple(_read_text(known, key, text, multirun)), token)
+    try:
+        values, space = _read_typed(known, key, text, token, multirun)
+    except UsageError as error:
+        problems += error.problems
         return None
-    if len(values) > 1 and not multirun:
+    if space is not None and not multirun:
+        problems.append(f"{token}: a search space, not a value; to search it add sweep=optuna")
+    elif len(values) > 1 and not multirun:
         problems.append(f"{token}: {key} takes one value; several are a sweep: add -m")
-        return None
-    return Word(key, tuple(values), token)
+    else:
+        return Word(key, tuple(values), token, space=space)
+    return None
 
 
 def _read_text(known: Key, key: str, text: str, multirun: bool) -> list[Any]:
@@ -172,61 +185,70 @@ def _read_text(known: Key, key: str, text: str, multirun: bool) -> list[Any]:
     so do commas in names and in text of a fixed set, which cannot hold one."""
     if text == "null" and known.nullable:
         return [None]
+    quoted = re.fullmatch(r"""(["']).*\1""", text, re.DOTALL)
+    if quoted or (multirun and text.startswith("choice(")):
+        parsed = _hydra_value(known, key, text)
+        if parsed is not None:
+            return [None if value is None and known.nullable else shown(value) for value in parsed[0]]
     if multirun and (known.words or known.kind == "name"):
         parts = [part.strip() for part in text.split(",")]
         return [None if part == "null" and known.nullable else part for part in parts]
-    quoted = re.fullmatch(r"""(["']).*\1""", text, re.DOTALL)
-    if quoted or (multirun and text.startswith("choice(")):
-        parsed = _hydra_value(key, text)
-        if parsed is not None:
-            return [str(value) for value in parsed]
     if known.kind == "path":
         text = os.path.expanduser(re.sub(r"\\([\\()\[\]{}:=, \t])", r"\1", text))
     return [text]
 
 
-def _read_typed(
-    known: Key | None, key: str, text: str, token: str, multirun: bool, problems: list[str]
-) -> list[Any] | None:
-    bare_list = "," in text and not text.lstrip().startswith(("[", "choice(", "range("))
+def _read_typed(known: Key | None, key: str, text: str, token: str, multirun: bool) -> tuple[list[Any], Space | None]:
+    """The values, and the space they stand for. Raises UsageError when the text is none of Hydra's grammar."""
+    bare_list = "," in text and re.match(r"\s*(\[|\w+\()", text) is None
     if known is not None and bare_list and (known.many == "always" or (known.many == "also" and not multirun)):
         text = f"[{text}]"
-    parsed = _hydra_value(key, text)
+    try:
+        parsed = _hydra_value(known, key, text)
+    except UsageError as error:
+        raise UsageError(f"{token}: {error}") from error
     if parsed is None:
         wanted = f"; allowed: {allowed(known)}" if known else ""
-        problems.append(f"{token}: the value cannot be read{wanted}; plain text form: '{key}=\"...\"'")
+        raise UsageError(f"{token}: the value cannot be read{wanted}; plain text form: '{key}=\"...\"'")
     return parsed
 
 
-def _hydra_value(key: str, text: str) -> list[Any] | None:
-    """The values Hydra's grammar reads from `key=text` (several for a sweep), or None when it cannot."""
+def _hydra_value(known: Key | None, key: str, text: str) -> tuple[list[Any], Space | None] | None:
+    """The values Hydra's grammar reads from `key=text`: several for a sweep, the ends of an interval, and the space of
+    an interval or a range. None when it cannot."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import Glob, QuotedString
+    from hydra.core.override_parser.types import Glob, IntervalSweep
     from hydra.errors import HydraException
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, QuotedString):
-            return value.text
-        if isinstance(value, list):
-            return [clean(item) for item in value]
-        return value
 
     try:
         override = OverridesParser.create().parse_override(f"{key}={text}")
         if isinstance(override._value, Glob):
             return None
         if not override.is_sweep_override():
-            return [clean(override.value())]
-        return [clean(value) for value in override.sweep_iterator()]
+            return [_clean(override.value())], None
+        endless = isinstance(override._value, IntervalSweep)
+        values = [] if endless else [_clean(value) for value in override.sweep_iterator()]
     except (HydraException, ValueError):
         return None
+    space = read_space(override._value, values, known)
+    return ([space.low, space.high] if endless and space else values), space
 
 
-def _shown(value: Any) -> str:
+def _clean(value: Any) -> Any:
+    """A value of Hydra's parser without the quotes it keeps."""
+    from hydra.core.override_parser.types import QuotedString
+
+    if isinstance(value, QuotedString):
+        return value.text
+    return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return ",".join(_shown(item) for item in value)
+        return ",".join(shown(item) for item in value)
     return str(value)

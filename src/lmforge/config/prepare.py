@@ -30,7 +30,7 @@ FROM_STORED = ("data", "model", "task")  # what evaluate.py takes from the run, 
 class Plan:
     """A checked config. `run` is the folder to continue or read, None for a new one; `changed` = stored values that
     typed words replaced; `kept` = keys left to the machine, which a continued run keeps as it stored them; `done` =
-    the word to end with when nothing is left to do."""
+    the word to end with when nothing is left to do; `sweep` = how a sweep would run, which is no part of any run."""
 
     plain: Plain
     run: RunFolder | None = None
@@ -38,6 +38,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     kept: tuple[str, ...] = ()
     done: str | None = None
+    sweep: Plain = field(default_factory=dict)
 
 
 def compose_train(
@@ -66,6 +67,7 @@ def plan_train(
     """Checks everything and finds the run to continue. Raises UsageError with all problems, `earlier` ones first."""
     composed, run = compose_train(composer, words, broken)
     plan = Plan(composed.plain, run, kept=_left_to_the_machine(composed.plain, words, run))
+    plan.sweep = composed.plain.pop("sweep", {})
     problems = [*earlier, *composed.problems.values()]
     settle(plan.plain, composer.tree, launch, composed.problems)
     absolute_paths(plan.plain)

@@ -26,12 +26,13 @@ from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.provenance import differences, provenance, read_facts
 from lmforge.config.targets import check_targets
 
+SWEEP_FILE = "sweep.yaml"  # what makes a folder a sweep's: its jobs' run folders lie in it
 # The parts every stored config has.
 PARTS = ("name", "seed", "batch", "paths", "data", "model", "task", "optimizer", "schedule", "strategy", "precision",
          "compile", "trainer", "callbacks", "logger")  # fmt: skip
 
 
-class _PlainLoader(yaml.SafeLoader):
+class PlainLoader(yaml.SafeLoader):
     """No aliases: a few lines of them can stand for gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -60,12 +61,17 @@ class RunFolder:
         return f"RunFolder({str(self.path)!r})"
 
     @property
+    def sweep(self) -> Path | None:
+        """The folder of the sweep that this run is a job of."""
+        return self.path.parent if (self.path.parent / SWEEP_FILE).is_file() else None
+
+    @property
     def name(self) -> str:
-        return self.path.parent.name
+        return (self.sweep or self.path).parent.name
 
     @property
     def id(self) -> str:
-        return self.path.name
+        return f"{self.sweep.name}-{self.path.name}" if self.sweep else self.path.name
 
     @property
     def checkpoints(self) -> Path:
@@ -80,10 +86,13 @@ class RunFolder:
         return self.path / "summary.json"
 
     @classmethod
-    def create(cls, plain: Plain, words: Sequence[str] = (), argv: Sequence[str] = ()) -> RunFolder:
-        """Makes a new folder that no other process can have, and writes all but the results. Not locked yet."""
-        run = cls(_new_folder(Path(plain["paths"]["runs"]) / plain["name"]))
-        run.checkpoints.mkdir()
+    def create(
+        cls, plain: Plain, words: Sequence[str] = (), argv: Sequence[str] = (), path: Path | None = None
+    ) -> RunFolder:
+        """Makes a new folder that no other process can have, or `path`, and writes all but the results; the config
+        comes last. Not locked yet."""
+        run = cls(path or new_folder(Path(plain["paths"]["runs"]) / plain["name"]))
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
         run.write_provenance()
         run.write_start(words, argv, {})
         run.write_config(plain)
@@ -120,7 +129,7 @@ class RunFolder:
     def load_plain(self) -> Plain:
         """The stored config, checked like a stranger's: known keys of the right type and allowed targets only."""
         try:
-            plain = yaml.load(self.config_file.read_text(encoding="utf-8"), Loader=_PlainLoader)
+            plain = yaml.load(self.config_file.read_text(encoding="utf-8"), Loader=PlainLoader)
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"{self.config_file}: not readable as YAML: {str(error).splitlines()[0]}") from error
         if not isinstance(plain, dict):
@@ -201,7 +210,7 @@ def write_aside(file: Path, text: str) -> None:
     aside.rename(file)
 
 
-def _new_folder(parent: Path) -> Path:
+def new_folder(parent: Path) -> Path:
     """`<parent>/<UTC time>-<random>`, made by this call alone."""
     while True:
         folder = parent / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
@@ -213,8 +222,9 @@ def _new_folder(parent: Path) -> Path:
 
 
 def all_runs(runs: Path) -> list[RunFolder]:
-    """Every run below the runs folder, the one started or resumed last first."""
-    found = [file.parent for file in runs.glob("[!.]*/[!.]*/config.yaml")]
+    """Every run below the runs folder, jobs of sweeps among them, the one started or resumed last first."""
+    folders = ("[!.]*/[!.]*", "[!.]*/[!.]*/[!.]*")
+    found = [file.parent for pattern in folders for file in runs.glob(f"{pattern}/config.yaml")]
     return [RunFolder(path) for path in sorted(found, key=_last_start, reverse=True)]
 
 
@@ -233,6 +243,8 @@ def find_run(word: str, runs: Path, key: str = "run") -> RunFolder:
     for path in (Path(word), runs / word):
         if (path / "config.yaml").is_file() or (key == "run" and is_export(path)):
             return RunFolder(path)
+    if any((path / SWEEP_FILE).is_file() for path in (Path(word), runs / word)):
+        raise UsageError(f"{key}={word}: a sweep; name a job of it ({key}={word}/0), or add -m to go on with all of it")
     if Path(word).exists():
         raise UsageError(f"{key}={word}: not a run folder (it holds no config.yaml)")
     known = [str(run.path) for run in all_runs(runs)]

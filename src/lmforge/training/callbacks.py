@@ -19,11 +19,11 @@ from lmforge.data.module import TokenWindows
 from lmforge.training.assemble import device_type, entries, make_precision, warn
 from lmforge.training.checkpoint import Checkpoint, PieceReader
 from lmforge.training.checkpointing import CheckpointCallback
-from lmforge.training.csvlog import cut_rows
 from lmforge.training.logbook import Logbook
 from lmforge.training.peak import matmul_peak
 from lmforge.training.preemption import Preemption
 from lmforge.training.resume import Restore, StartFrom
+from lmforge.training.rows import cut_rows
 from lmforge.training.saving import measurable
 
 

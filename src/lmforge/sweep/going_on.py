@@ -1,0 +1,126 @@
+"""Which sweep a command goes on with, and what may change when it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lmforge.config.compose import Composer, Plain
+from lmforge.config.errors import UsageError
+from lmforge.config.keys import find_key
+from lmforge.config.parse import Word, read_words
+from lmforge.config.prepare import show, typed
+from lmforge.config.runs import SWEEP_FILE
+from lmforge.config.schema import allowed, coerce
+from lmforge.sweep.folder import SweepFolder
+from lmforge.sweep.job import FINAL
+
+
+def named(composer: Composer, own: Sequence[Word], resume: str | None, words: Sequence[Word]) -> SweepFolder | None:
+    """The sweep that sweep.folder=FOLDER or resume=FOLDER names; None when the words name none that is there."""
+    folder = typed(own, "sweep.folder")
+    if folder is not None and _is_sweep(Path(folder)):
+        return SweepFolder(folder)
+    if resume in (None, "auto"):
+        return None
+    runs = composer.compose([word for word in words if word.key.startswith("paths.")]).plain["paths"]["runs"]
+    for path in (Path(str(resume)), Path(runs) / str(resume)):
+        if _is_sweep(path):
+            return SweepFolder(path)
+    raise UsageError(f"resume={resume}: no sweep's folder (it holds no {SWEEP_FILE}); a single run goes on without -m")
+
+
+def same(composer: Composer, words: Sequence[Word], settings: Plain, automatic: bool) -> SweepFolder | None:
+    """The sweep in the folder that the settings name, or with resume=auto the newest unfinished one of the same words
+    and settings, else the newest finished one."""
+    if settings["folder"] is not None and _is_sweep(Path(settings["folder"])):
+        return SweepFolder(settings["folder"])
+    if not automatic:
+        return None
+    finished = None
+    plain = composer.compose([word.single(word.value) if word.swept else word for word in words]).plain
+    for file in sorted((Path(plain["paths"]["runs"]) / plain["name"]).glob(f"*/{SWEEP_FILE}"), reverse=True):
+        folder = SweepFolder(file.parent)
+        asked = folder.asked()
+        like = {key: value for key, value in asked["settings"].items() if not _is_free(key)}
+        before = read_words(asked["words"], composer.tree, True, [])
+        if _meaning(before) == _meaning(words) and like.items() <= settings.items():
+            if not settled(folder, settings):
+                return folder
+            finished = finished or folder
+    if finished is None:
+        print("resume=auto: no unfinished sweep like this one; starting a new one")
+    return finished
+
+
+def _is_sweep(path: Path) -> bool:
+    return (path / SWEEP_FILE).is_file()
+
+
+def _is_free(key: str) -> bool:
+    line = find_key(f"sweep.{key}")
+    return line is not None and line.resume == "free"
+
+
+def _meaning(words: Sequence[Word]) -> dict[str, object]:
+    return {word.key: (word.values, word.space, word.drop) for word in words}
+
+
+def word_problems(stored: Sequence[Word], typed_words: Sequence[Word]) -> list[str]:
+    """Typed words may repeat those that the sweep began with; others contradict it."""
+    before, raw = _meaning(stored), {word.key: word.raw for word in stored}
+    return [
+        f"{word.raw}: this sweep began with {raw.get(word.key, f'no word for {word.key}')}; "
+        "leave the word out, or start a new sweep for it"
+        for word in typed_words
+        if before.get(word.key) != _meaning([word])[word.key]
+    ]
+
+
+def settings_now(composer: Composer, stored: Plain, own: Sequence[Word]) -> tuple[Plain, list[str]]:
+    """(the stored settings with those typed on top that may change, problems of the others)."""
+    settings, problems = dict(stored), []
+    for word in own:
+        key = word.key.partition(".")[2]
+        if key == "":
+            kind = composer.base([word])["sweep"]["kind"]
+            if kind != stored["kind"]:
+                problems.append(f"{word.raw}: this sweep is of kind {stored['kind']}; start a new sweep for another")
+        elif key not in stored:
+            problems.append(f"{word.raw}: this sweep has no such setting; its settings: {', '.join(stored)}")
+        elif key != "folder":
+            problems += _change(settings, key, word)
+    return settings, problems
+
+
+def _change(settings: Plain, key: str, word: Word) -> list[str]:
+    line = find_key(word.key)
+    assert line is not None
+    try:
+        value = coerce(line, word.value)
+    except (ValueError, OverflowError):
+        return [f"{word.raw}: not allowed; allowed: {allowed(line)}"]
+    if value != settings[key] and not _is_free(key):
+        return [f"{word.raw}: this sweep has {show(settings[key])}, and this cannot change; start a new sweep for it"]
+    settings[key] = value
+    return []
+
+
+def of_this_call(stored: Plain) -> Plain:
+    """Settings that are typed for one call and not remembered."""
+    return {key: stored[key] for key in ("rerun_failed",) if key in stored}
+
+
+def settled(folder: SweepFolder, settings: Plain) -> bool:
+    """True when every job has come to its end, and none is to be run again."""
+    rows = folder.rows().values()
+    wanted = settings["trials"] if settings["kind"] == "optuna" else len(folder.frozen()["jobs"])
+    again = bool(settings.get("rerun_failed")) and any(row["status"] == "failed" for row in rows)
+    return len(rows) >= wanted and all(row["status"] in FINAL for row in rows) and not again
+
+
+def more(settings: Plain) -> str:
+    """What would make a finished sweep do more."""
+    if settings["kind"] == "optuna":
+        return "; a larger sweep.trials goes on"
+    return "; sweep.rerun_failed=true would run failed jobs again"

@@ -1,0 +1,46 @@
+"""A grid's jobs: all known when the sweep begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lmforge.config.compose import Plain
+from lmforge.config.runs import RunFolder
+from lmforge.sweep.job import Job, Status
+
+
+class Grid:
+    """Hands out the jobs that are not final, and the failed ones too when `rerun_failed`."""
+
+    def __init__(self, jobs: list[Job], rerun_failed: bool) -> None:
+        self.jobs = jobs
+        self.open: tuple[Status, ...] = ("waiting", "running", "interrupted", *(("failed",) if rerun_failed else ()))
+        self.handed: set[int] = set()
+
+    def next(self) -> Job | None:
+        """Each job at most once."""
+        for job in self.jobs:
+            if job.status in self.open and job.number not in self.handed:
+                self.handed.add(job.number)
+                return job
+        return None
+
+    def hopeless(self, job: Job, run: RunFolder) -> bool:
+        return False
+
+    def tell(self, job: Job) -> None:
+        """A grid learns nothing."""
+
+
+def freeze(jobs: Sequence[Job]) -> Plain:
+    return {
+        "jobs": [{"words": job.words, "swept": job.swept, "plain": job.plain, "reason": job.reason} for job in jobs]
+    }
+
+
+def thaw(frozen: Plain) -> list[Job]:
+    jobs = [Job(number, **row) for number, row in enumerate(frozen["jobs"])]
+    for job in jobs:
+        if job.plain is None:
+            job.status = "refused"
+    return jobs

@@ -1,0 +1,142 @@
+"""A search with optuna: each job's values follow from the results of those before, and poor jobs end early."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lmforge.config.compose import Plain
+from lmforge.config.errors import UsageError
+from lmforge.config.parse import Word, shown
+from lmforge.config.runs import RunFolder
+from lmforge.sweep.job import Job, Status
+from lmforge.sweep.planning import Planner
+from lmforge.training.rows import read_rows
+
+STUDY_FILE = "study.db"
+
+
+def import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise UsageError("sweep=optuna: needs the package optuna; pip install -e '.[sweep]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
+
+
+class Search:
+    """Keeps the study in `study.db` of the sweep's folder: a trial is there before its job starts, so that one that was
+    cut short by a kill goes on under its number with its values. `trials` counts them all, whatever became of them."""
+
+    def __init__(self, folder: Path, settings: Plain, planner: Planner, parallel: bool) -> None:
+        self.optuna = import_optuna()
+        self.settings, self.planner, self.parallel = settings, planner, parallel
+        self.jobs: list[Job] = []
+        self.trials: dict[int, Any] = {}
+        self.looked: dict[int, tuple[float, int]] = {}  # when to look at a job's metrics again, and the step seen last
+        minutes = settings["timeout_minutes"]
+        self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
+        self.study = self.optuna.create_study(
+            storage=f"sqlite:///{(folder / STUDY_FILE).resolve()}",
+            study_name="sweep",
+            direction="maximize" if settings["mode"] == "max" else "minimize",
+            pruner=make_pruner(self.optuna, settings),
+            load_if_exists=True,
+        )
+        self.left = self._recall()
+
+    def _recall(self) -> list[Job]:
+        """Lists the jobs of earlier calls. Returns those that were cut short."""
+        state = self.optuna.trial.TrialState
+        known: dict[Any, Status] = {state.COMPLETE: "done", state.PRUNED: "pruned", state.FAIL: "failed"}
+        for frozen in self.study.get_trials(deepcopy=False):
+            if frozen.state == state.RUNNING:
+                self.study.sampler = self._sampler(frozen.number)
+                trial = self.optuna.trial.Trial(self.study, frozen._trial_id)
+                self.trials[frozen.number] = trial
+                self.jobs.append(self._job(frozen.number, trial))
+                self.looked[frozen.number] = (0.0, max(frozen.intermediate_values, default=0))
+            else:
+                job = self._job(frozen.number, frozen)
+                job.status, job.value = known[frozen.state], frozen.value if frozen.state == state.COMPLETE else None
+                self.jobs.append(job)
+        return [job for job in self.jobs if job.number in self.trials]
+
+    def next(self) -> Job | None:
+        if self.left:
+            return self.left.pop(0)
+        number = len(self.jobs)
+        if number >= self.settings["trials"] or (self.deadline is not None and time.monotonic() > self.deadline):
+            return None
+        self.study.sampler = self._sampler(number)
+        trial = self.study.ask()
+        self.trials[number] = trial
+        job = self._job(number, trial)
+        self.jobs.append(job)
+        return job
+
+    def _sampler(self, number: int) -> Any:
+        """A sampler of this trial's own: its values follow from the seed, its number and the results so far, the same
+        whether or not the sweep was interrupted in between."""
+        text = f"{self.settings['sampler_seed']} {number}".encode()
+        seed = int.from_bytes(hashlib.sha256(text).digest()[:4], "big")
+        if self.settings["sampler"] == "random":
+            return self.optuna.samplers.RandomSampler(seed=seed)
+        return self.optuna.samplers.TPESampler(seed=seed, constant_liar=self.parallel)
+
+    def _job(self, number: int, trial: Any) -> Job:
+        values = [suggest(trial, word) if word.swept else word.value for word in self.planner.words]
+        return self.planner.job(number, values)
+
+    def hopeless(self, job: Job, run: RunFolder) -> bool:
+        """Reports the validations that are new; True once the pruner has seen enough."""
+        due, seen = self.looked.get(job.number, (0.0, 0))
+        if self.settings["pruner"] == "none" or time.monotonic() < due:
+            return False
+        before, trial = time.monotonic(), self.trials[job.number]
+        rows = [row for row in read_rows(run.path / "metrics.csv") if row.get(self.settings["metric"])]
+        for row in rows:
+            if (step := int(row["step"])) > seen:
+                trial.report(float(row[self.settings["metric"]]), step)
+                seen = step
+                if trial.should_prune():
+                    return True
+        now = time.monotonic()  # a long file is read less often
+        self.looked[job.number] = (now + max(0.2, 20 * (now - before)), seen)
+        return False
+
+    def tell(self, job: Job) -> None:
+        """Closes the trial of a job that is final; an interrupted one stays open."""
+        state = self.optuna.trial.TrialState
+        if job.status == "done" and job.value is not None:
+            self.study.tell(self.trials[job.number], job.value)
+        elif job.status == "pruned":
+            self.study.tell(self.trials[job.number], state=state.PRUNED)
+        elif job.status != "interrupted":
+            self.study.tell(self.trials[job.number], state=state.FAIL)
+
+
+def suggest(trial: Any, word: Word) -> Any:
+    """The word's value in this trial: drawn when it is new, else the one it has."""
+    space = word.space
+    if space is None:
+        texts = [shown(value) for value in word.values]
+        return word.values[texts.index(trial.suggest_categorical(word.key, texts))]
+    if space.whole:
+        step = int(space.step or 1)
+        return trial.suggest_int(word.key, int(space.low), int(space.high), step=step, log=space.log)
+    return trial.suggest_float(word.key, space.low, space.high, step=space.step, log=space.log)
+
+
+def make_pruner(optuna: Any, settings: Plain) -> Any:
+    warmup = settings["pruner_warmup_steps"]
+    if settings["pruner"] == "median":
+        return optuna.pruners.MedianPruner(settings["pruner_startup_trials"], warmup)
+    if settings["pruner"] == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=warmup or "auto")
+    return optuna.pruners.NopPruner()
