@@ -8,6 +8,9 @@ from unittest.mock import patch
 
 import lightning.pytorch as pl
 
+from lmforge.config.compose import to_config
+from lmforge.config.runs import RunFolder
+from lmforge.export import command
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import assemble
 from tiny import compose, compose_on, evaluate, new_run, train
@@ -73,3 +76,9 @@ def killed(shards: Path, *words: str, step: int) -> Path:
 def score(folder: Path, *words: str) -> dict[str, Any]:
     """evaluate.py on a run or an export."""
     return evaluate(compose_on("evaluate", folder, "trainer.threads=1", *words), folder)
+
+
+def export(folder: Path, *words: str) -> Path:
+    """`lmforge export` on a run; the exported folder."""
+    result = command.export(to_config(compose_on("export", folder, *words)), RunFolder(folder))
+    return Path(result["folder"])
