@@ -19,7 +19,7 @@ def evaluate(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     from dataclasses import replace
 
     from lmforge.config.batch import batch_plan
-    from lmforge.evaluation import score
+    from lmforge.evaluation import details, score
     from lmforge.training import assemble, resume
 
     assemble.quiet()
@@ -32,13 +32,13 @@ def evaluate(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     data.connect(plan, cfg.seed, samples=0)
     resume.check_tokenizer(checkpoint, data)
     task = assemble.make_task(cfg, data, steps=1, initialise=False)
-    trainer = assemble.make_trainer(
-        cfg, run.path, [score.LoadWeights(checkpoint)], loggers=False, limit_val_batches=cfg.limit_batches or 1.0
-    )
+    watching = details.Details(cfg, data)
+    callbacks = [score.LoadWeights(checkpoint), watching]
+    trainer = assemble.make_trainer(cfg, run.path, callbacks, loggers=False, limit_val_batches=cfg.limit_batches or 1.0)
     data.trainer = trainer
     trainer.validate(task, data.scoring_loader(cfg.split), verbose=False)
 
-    result = score.report(cfg, task, data, checkpoint, trainer.precision_plugin)
+    result = score.report(cfg, task, data, checkpoint, trainer.precision_plugin, watching.results)
     if trainer.is_global_zero:
         score.publish(result, run)
     return result

@@ -8,13 +8,12 @@ from unittest.mock import patch
 
 import lightning.pytorch as pl
 
-from lmforge.config.compose import Composer, config_folder
-from lmforge.config.launch import Launch
-from lmforge.config.parse import Tree, read_words
-from lmforge.config.prepare import plan_from_run
+from lmforge.config.compose import to_config
+from lmforge.config.runs import RunFolder
+from lmforge.export import command
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import assemble
-from tiny import ROOT, compose, evaluate, new_run, train
+from tiny import compose, compose_on, evaluate, new_run, train
 
 
 class Killed(Exception):
@@ -75,9 +74,11 @@ def killed(shards: Path, *words: str, step: int) -> Path:
 
 
 def score(folder: Path, *words: str) -> dict[str, Any]:
-    """evaluate.py on a run."""
-    tree = Tree(config_folder("evaluate", ROOT / "evaluate.py"))
-    problems: list[str] = []
-    parsed = read_words([f"run={folder}", "trainer.threads=1", *words], tree, False, problems)
-    plan = plan_from_run(Composer("evaluate", tree), Composer("train", tree), parsed, [], Launch(), problems)
-    return evaluate(plan.plain, folder)
+    """evaluate.py on a run or an export."""
+    return evaluate(compose_on("evaluate", folder, "trainer.threads=1", *words), folder)
+
+
+def export(folder: Path, *words: str) -> Path:
+    """`lmforge export` on a run; the exported folder."""
+    result = command.export(to_config(compose_on("export", folder, *words)), RunFolder(folder))
+    return Path(result["folder"])

@@ -9,7 +9,7 @@ from typing import Any
 from lmforge.config.compose import Composer, config_folder, to_config
 from lmforge.config.launch import Launch
 from lmforge.config.parse import Tree, read_words
-from lmforge.config.prepare import plan_train
+from lmforge.config.prepare import plan_from_run, plan_train
 from lmforge.config.runs import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +29,14 @@ def compose(shards: Path | None, *words: str) -> dict[str, Any]:
     place = [f"data.path={shards}"] if shards else []
     parsed = read_words([*SMALL.split(), *place, *words], tree, False, problems)
     return plan_train(Composer("train", tree), parsed, [], Launch(), problems).plain
+
+
+def compose_on(job: str, folder: Path, *words: str) -> dict[str, Any]:
+    """The checked plain config of a job on a run or an export: `evaluate.py run=folder words`, `lmforge export ...`."""
+    tree = Tree(config_folder(job, ROOT / "train.py"))
+    problems: list[str] = []
+    parsed = read_words([f"run={folder}", *words], tree, False, problems)
+    return plan_from_run(Composer(job, tree), Composer("train", tree), parsed, [], Launch(), problems).plain
 
 
 def new_run(plain: dict[str, Any]) -> RunFolder:

@@ -36,7 +36,7 @@ def test_debug_wins_over_every_experiment(compose, experiment, debug):
     assert plain["name"] == "debug"
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "generate"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "export"])
 def test_front_doors_compose(tree, name):
     assert Composer(name, tree).compose([]).problems == {}
 

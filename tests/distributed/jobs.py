@@ -14,11 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import tiny
-from lmforge.config.compose import Composer, config_folder
 from lmforge.config.errors import ExitError
-from lmforge.config.launch import Launch
-from lmforge.config.parse import Tree, read_words
-from lmforge.config.prepare import plan_from_run
 from lmforge.data import module
 from lmforge.data.packing import PackedRows
 from lmforge.data.windows import Window, Windows
@@ -254,11 +250,3 @@ def digits(folder: Path) -> tuple[str, dict[str, str]]:
     rows = read_rows(folder / "metrics.csv")
     log = [{name: value for name, value in row.items() if not name.startswith("speed/")} for row in rows]
     return str(log), {name: entry["sha256"] for name, entry in last_checkpoint(folder).files.items()}
-
-
-def compose_evaluation(folder: Path, *words: str) -> dict[str, Any]:
-    """The checked plain config of `evaluate.py run=folder words`."""
-    tree = Tree(config_folder("evaluate", tiny.ROOT / "evaluate.py"))
-    problems: list[str] = []
-    parsed = read_words([f"run={folder}", "trainer.threads=1", *words], tree, False, problems)
-    return plan_from_run(Composer("evaluate", tree), Composer("train", tree), parsed, [], Launch(), problems).plain

@@ -6,11 +6,11 @@ from pathlib import Path
 import jobs
 import numpy as np
 import pytest
-from jobs import compose_evaluation, train_on, weights
+from jobs import train_on, weights
 
 from lmforge.data.shards import write_shards
 from ranks import run_ranks
-from tiny import compose, evaluate, new_run, train
+from tiny import compose, compose_on, evaluate, new_run, train
 
 
 def documents(*lengths: int) -> list[np.ndarray]:
@@ -75,8 +75,8 @@ def scored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_an_evaluation_counts_each_target_once(scored) -> None:
     """Batches of one row on two ranks, one of which runs out of rows first, against one process with larger ones."""
     folder, double = scored.folder, "precision=64-true"
-    alone = evaluate(compose_evaluation(folder, double, "batch_sequences=4"), folder)
-    plain = compose_evaluation(folder, double, "batch_sequences=1", "trainer.devices=2")
+    alone = evaluate(compose_on("evaluate", folder, "trainer.threads=1", double, "batch_sequences=4"), folder)
+    plain = compose_on("evaluate", folder, "trainer.threads=1", double, "batch_sequences=1", "trainer.devices=2")
     for result in [alone, *run_ranks(evaluate, 2, plain, folder)]:
         assert (result["targets"], result["documents"]) == (scored.targets, scored.documents)
         assert (result["loss"], result["accuracy"]) == pytest.approx((alone["loss"], alone["accuracy"]), rel=1e-9)

@@ -113,13 +113,13 @@ def test_a_limit_scores_less_and_is_held_against_no_whole_file(trained) -> None:
 def test_another_way_of_scoring_has_a_file_of_its_own(trained, tmp_path, word) -> None:
     plain = trained.folder / "evaluation-val-step-00000006.json"
     result = score(trained.folder)
-    before, files = plain.read_text(), set(trained.folder.glob("evaluation-*"))
+    before, files = plain.read_text(), set(trained.folder.glob("evaluation-*.json"))
     assert result["plain"]
     for _ in range(2):
         other = score(trained.folder, word.replace("OTHER", str(texts(tmp_path / "other", texts=TEXTS[2:]))))
     assert not other["plain"]
     assert plain.read_text() == before
-    (added,) = set(trained.folder.glob("evaluation-*")) - files
+    (added,) = set(trained.folder.glob("evaluation-*.json")) - files
     assert re.fullmatch(r"evaluation-val-step-00000006-[0-9a-f]{8}\.json", added.name)
     assert json.loads(added.read_text()) == other
     assert (other["data_hash"] == result["data_hash"]) == (not word.startswith("data.path"))

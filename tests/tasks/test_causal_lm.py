@@ -146,9 +146,11 @@ def test_labels_are_shifted_exactly_once_everywhere(counting, monkeypatch, step,
     if right:
         assert max(losses) < 1e-3
         assert run.summary["val/accuracy"] == evaluated["accuracy"] == 1.0
+        assert evaluated["ece"] < 1e-3
     else:
         assert min(losses) > 10.0
         assert run.summary["val/accuracy"] == evaluated["accuracy"] == 0.0
+        assert evaluated["ece"] > 0.99
 
 
 def test_bits_per_byte_counts_the_bytes_of_the_targets() -> None:
@@ -157,8 +159,27 @@ def test_bits_per_byte_counts_the_bytes_of_the_targets() -> None:
     task.token_bytes = torch.tensor([0, 1, 2, 30])
     task.eval()
     logits = F.one_hot(torch.tensor([1, 2, 3, 3]), 4).float()
-    targets, correct, size = task._tally(logits, torch.tensor([1, 1, 3, -100]))
-    assert (int(targets), int(correct), int(size)) == (3, 2, 1 + 1 + 30)
+    scores = task._score(logits, torch.tensor([1, 1, 3, -100]))
+    assert [int(values.sum()) for values in (scores.counted, scores.correct, scores.bytes)] == [3, 2, 1 + 1 + 30]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_each_token_is_scored_as_a_softmax_would(dtype) -> None:
+    task = CausalLM.__new__(CausalLM)
+    nn.Module.__init__(task)
+    task.token_bytes = None
+    logits = (4 * torch.randn(50, 9, generator=torch.Generator().manual_seed(3))).to(dtype)
+    labels = torch.arange(50) % 9
+    labels[::7] = -100
+    scores = task._score(logits, labels)
+    p = torch.softmax(logits.double(), dim=-1)
+    counted = labels != -100
+    expected = -p[torch.arange(50), labels.clamp(min=0)].log() * counted
+    assert scores.loss.dtype == torch.float64
+    assert torch.allclose(scores.loss, expected, atol=1e-5)
+    assert torch.allclose(scores.confidence[counted], p.amax(dim=-1)[counted], atol=1e-5)
+    assert scores.confidence.max() <= 1.0
+    assert scores.correct.equal((p.argmax(dim=-1) == labels) & counted)
 
 
 def test_a_nan_in_the_middle_leaves_the_weights_of_the_step_before(shards) -> None:

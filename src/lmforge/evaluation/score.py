@@ -9,11 +9,11 @@ from typing import Any
 import lightning.pytorch as pl
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.table import Table
 
 from lmforge.config.errors import NonFinite
-from lmforge.config.runs import RunFolder
+from lmforge.config.runs import RunFolder, write_aside
 from lmforge.data.module import TokenWindows
+from lmforge.evaluation import picture, tables
 from lmforge.parallel.precision import ForwardPrecision
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import Checkpoint, write_json
@@ -33,9 +33,14 @@ class LoadWeights(pl.Callback):
 
 
 def report(
-    cfg: DictConfig, task: UpdateTask, data: TokenWindows, checkpoint: Checkpoint | Exported, precision: Any
+    cfg: DictConfig,
+    task: UpdateTask,
+    data: TokenWindows,
+    checkpoint: Checkpoint | Exported,
+    precision: Any,
+    details: dict[str, Any],
 ) -> dict[str, Any]:
-    """Metrics with all that is needed to repeat them."""
+    """Metrics with all that is needed to repeat them; those of `details` are sums of the parts that stand there."""
     assert isinstance(precision, ForwardPrecision)
     facts = data.manifest["splits"][cfg.split]
     references = data.manifest if cfg.split == "val" and cfg.limit_batches is None else {}
@@ -44,6 +49,7 @@ def report(
     return {
         "split": cfg.split,
         **{name.removeprefix("val/"): value for name, value in task.latest.items()},
+        **{name: value for name, value in details.items() if isinstance(value, float)},
         "targets": task.scored,
         "documents": facts["documents"] if cfg.limit_batches is None else None,
         "data": data.folder.name,
@@ -58,6 +64,7 @@ def report(
         "plain": cfg.limit_batches is None and cfg.precision.word == "32-true" and _of_the_run(cfg, data, checkpoint),
         "gzip_bits_per_byte": references.get("gzip_bits_per_byte"),
         "xz_bits_per_byte": references.get("xz_bits_per_byte"),
+        **{name: value for name, value in details.items() if isinstance(value, dict)},
     }
 
 
@@ -87,11 +94,13 @@ def publish(result: dict[str, Any], run: RunFolder) -> Path:
     suffix = "" if result["plain"] else f"-{_hash(way)[:8]}"
     path = run.path / f"evaluation-{result['split']}-step-{result['step']:08d}{suffix}.json"
     write_json(path, result)
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    for name, value in result.items():
-        if value is not None:
-            table.add_row(name, f"{value:.6g}" if isinstance(value, float) else str(value))
     console = Console(highlight=False)
-    console.print(table)
+    console.print(tables.render(result))
     console.print(f"\nas JSON in {path}", soft_wrap=True)
+    drawing, file = picture.draw(result), path.with_suffix(".svg")
+    if drawing is None:
+        file.unlink(missing_ok=True)  # of an earlier evaluation, whose numbers are gone
+    else:
+        write_aside(file, drawing)
+        console.print(f"drawn in   {file}", soft_wrap=True)
     return path

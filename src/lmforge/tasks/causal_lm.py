@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from lmforge.data.packing import IGNORED
-from lmforge.tasks.cross_entropy import summed_cross_entropy
+from lmforge.tasks.cross_entropy import summed_cross_entropy, token_cross_entropy
 from lmforge.tasks.update import UpdateTask
-from lmforge.training.metrics import Counts
+from lmforge.training.metrics import Counts, TokenScores
 
 
 class CausalLM(UpdateTask):
@@ -25,18 +25,26 @@ class CausalLM(UpdateTask):
         labels = batch["labels"].flatten()
         assert self.parallel is not None
         logits = self.parallel.forward(batch["input_ids"], batch["doc_ids"], batch["positions"]).flatten(0, 1)
-        loss = summed_cross_entropy(logits, labels)
-        return Counts(loss, *self._tally(logits.detach(), labels))
+        if self.training:  # nobody reads the other sums
+            none = torch.zeros((), dtype=torch.int64, device=labels.device)
+            return Counts(summed_cross_entropy(logits, labels), (labels != IGNORED).sum(), none, none)
+        scores = self._score(logits, labels)
+        if self.watch is not None:
+            self.watch(scores)
+        return Counts(*(values.sum() for values in scores[:4]))
 
     @torch.no_grad()
-    def _tally(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Targets, correct ones and their bytes; the last two only where somebody reads them, in evaluation."""
-        counted = labels != IGNORED
-        none = torch.zeros((), dtype=torch.int64, device=labels.device)
-        if self.training:
-            return counted.sum(), none, none
-        correct = ((logits.argmax(-1) == labels) & counted).sum()
+    def _score(self, logits: Tensor, labels: Tensor) -> TokenScores:
+        """The most probable token's probability comes from the loss: both share the softmax's denominator."""
+        counted, target = labels != IGNORED, labels.clamp(min=0)
+        losses = token_cross_entropy(logits, labels)
+        top, choice = logits.max(dim=-1)
+        gap = top.double() - logits.gather(1, target[:, None]).squeeze(1).double()
+        confidence = torch.exp(gap - losses).clamp(max=1.0)
+        return TokenScores(losses, counted, (choice == labels) & counted, self._bytes(target, counted), confidence)
+
+    def _bytes(self, target: Tensor, counted: Tensor) -> Tensor:
         if self.token_bytes is None:
-            return counted.sum(), correct, none
-        self.token_bytes = self.token_bytes.to(labels.device)
-        return counted.sum(), correct, self.token_bytes[labels.clamp(min=0)].mul(counted).sum()
+            return torch.zeros_like(target)
+        self.token_bytes = self.token_bytes.to(target.device)
+        return self.token_bytes[target] * counted

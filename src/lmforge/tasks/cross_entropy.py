@@ -20,8 +20,16 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.requires_grad and logits.dtype in (torch.bfloat16, torch.float16):
         loss: Tensor = _LowCrossEntropy.apply(logits, labels)
         return loss
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
+    return F.cross_entropy(_wide(logits), labels, ignore_index=IGNORED, reduction="sum")
+
+
+def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """-log p of each label, float64 `[n]`, computed in float32 or wider; 0 where a label does not count."""
+    return F.cross_entropy(_wide(logits), labels, ignore_index=IGNORED, reduction="none").double()
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 class _LowCrossEntropy(torch.autograd.Function):

@@ -16,7 +16,7 @@ from lmforge.data.windows import Window
 from lmforge.parallel.control import Agreed, Control
 from lmforge.parallel.plan import Parallel, Plan
 from lmforge.parallel.precision import ForwardPrecision
-from lmforge.training.metrics import Counts, TokenMetrics
+from lmforge.training.metrics import Counts, TokenMetrics, TokenScores
 from lmforge.training.optimizers import set_learning_rate
 from lmforge.training.schedules import Schedule
 
@@ -58,6 +58,7 @@ class UpdateTask(pl.LightningModule):
         self.latest: dict[str, float] = {}  # metrics of the last validation, which ran after step `latest_step`
         self.latest_step = 0
         self.by_source: dict[str, TokenMetrics] = {}  # the last validation, by the source of a mixture
+        self.watch: Callable[[TokenScores], None] | None = None  # sees each scored token, outside training
         self.scored = 0  # target tokens of the last validation, over all ranks
 
     def count(self, batch: dict[str, Tensor]) -> Counts:

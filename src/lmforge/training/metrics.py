@@ -17,6 +17,16 @@ class Counts(NamedTuple):
     bytes: Tensor  # UTF-8 bytes the targets stand for
 
 
+class TokenScores(NamedTuple):
+    """What each place of a micro-batch adds to the sums, `[n]`; where `counted` is False there is no target."""
+
+    loss: Tensor  # nats, float64, 0 where there is no target
+    counted: Tensor  # bool
+    correct: Tensor  # bool
+    bytes: Tensor  # int64
+    confidence: Tensor  # probability of the most probable token, float32 or wider
+
+
 class TokenMetrics(Metric):
     """Loss, perplexity, accuracy and bits per byte over all targets seen, each target counted once.
 
@@ -44,9 +54,13 @@ class TokenMetrics(Metric):
         self.bytes += counts.bytes
 
     def compute(self) -> dict[str, float]:
-        targets, size = int(self.targets), int(self.bytes)
-        if targets == 0:
-            return {}
-        loss = float(self.loss) / targets
-        values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": int(self.correct) / targets}
-        return values | ({"bits_per_byte": float(self.loss) / math.log(2) / size} if size else {})
+        return ratios(float(self.loss), int(self.targets), int(self.correct), int(self.bytes))
+
+
+def ratios(nats: float, targets: int, correct: int, size: int) -> dict[str, float]:
+    """Sums -> loss, perplexity, accuracy and, where the bytes are known, bits per byte; nothing of no target."""
+    if targets == 0:
+        return {}
+    loss = nats / targets
+    values = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": correct / targets}
+    return values | ({"bits_per_byte": nats / math.log(2) / size} if size else {})

@@ -1,0 +1,77 @@
+"""What evaluate.py reports beside the headline: calibration and the domains, from the same forward passes."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from lmforge.data.module import TokenWindows
+from lmforge.data.order import Integers
+from lmforge.evaluation.calibration import Reliability
+from lmforge.evaluation.domains import DomainSums, document_names, domain_of, label_documents, totals
+from lmforge.tasks.update import UpdateTask
+from lmforge.training.metrics import TokenScores
+
+
+class Details(pl.Callback):
+    """Watches every scored token. After the validation `results` holds, equal on all ranks, `ece`, `calibration` and
+    `domains` as far as they were asked for and can be known."""
+
+    def __init__(self, cfg: DictConfig, data: TokenWindows):
+        self.data, self.split = data, cfg.split
+        self.reliability = Reliability(cfg.calibration_bins) if cfg.calibration_bins else None
+        self.sources = list(data.manifest.get("sources", ()))  # of a mixture, whose windows say theirs
+        self.of_document: Integers | None = None  # the number of each document's domain
+        self.sums = self._domains() if cfg.domains and data.has(cfg.split) else None
+        self.here: torch.Tensor | None = None  # domains of the window that is being scored
+        self.results: dict[str, Any] = {}
+
+    def _domains(self) -> DomainSums | None:
+        if self.sources:
+            return DomainSums(self.sources, [])
+        shards = self.data.rows(self.split).shards
+        names = document_names(shards)
+        if names is None:
+            return None
+        domains = [domain_of(name, self.data.manifest.get("source")) for name in names]
+        listed, self.of_document = np.unique(np.array(domains), return_inverse=True)
+        return DomainSums(listed.tolist(), domains)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, UpdateTask)
+        pl_module.watch = self._watch
+        for metric in (self.reliability, self.sums):
+            if metric is not None:
+                metric.to(trainer.strategy.root_device)
+
+    def on_validation_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self.sums is None:
+            return
+        if self.of_document is None:
+            number = self.sources.index(batch["source"])
+            places = sum(each["labels"].numel() for each in batch["micro_batches"])
+            domain = np.full(places, number)
+        else:
+            windows = trainer.val_dataloaders.dataset  # type: ignore[union-attr]
+            domain = self.of_document[label_documents(windows.rows, windows.numbers(batch_idx).ravel())].ravel()
+        self.here = torch.from_numpy(domain).to(pl_module.device)
+
+    def _watch(self, scores: TokenScores) -> None:
+        if self.reliability is not None:
+            self.reliability.update(scores)
+        if self.sums is not None:
+            assert self.here is not None
+            places = len(scores.loss)
+            self.sums.update(scores, self.here[:places])
+            self.here = self.here[places:]
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A collective: all ranks bring their sums together."""
+        if self.sums is not None and (domains := self.sums.compute()):
+            self.results |= {**totals(domains), "domains": domains}
+        if self.reliability is not None and (calibration := self.reliability.compute()):
+            self.results |= {"ece": calibration.pop("ece"), "calibration": calibration}
