@@ -120,7 +120,9 @@ def test_a_sweep_in_the_config_files_is_not_passed_over(door, tmp_path):
         'defaults: [grid, _self_]\nparams:\n  "optimizer.lr": 1e-4,1e4\n  seed: [1, 2]\n  optimizer:\n    eps: 1e-9\n'
     )
     result = door("train.py", "sweep=mine", "seed=7")
-    values = [(job["cfg"]["optimizer"]["lr"], job["cfg"]["optimizer"]["eps"], job["cfg"]["seed"]) for job in result.jobs]
+    values = [
+        (job["cfg"]["optimizer"]["lr"], job["cfg"]["optimizer"]["eps"], job["cfg"]["seed"]) for job in result.jobs
+    ]
     assert values == [(1e-4, 1e-9, 7), (1e4, 1e-9, 7)]
     main = configs / "train.yaml"
     main.write_text(main.read_text().replace("sweep: grid", "sweep: mine"))
