@@ -1,6 +1,5 @@
-"""Real interpreters: an empty environment, torchrun, and a sweep."""
+"""Real interpreters: an empty environment, torchrun, and two runs at once."""
 
-import json
 import os
 import re
 import signal
@@ -59,23 +58,6 @@ def test_torchrun(program) -> None:
     assert wrong.code != 0
     assert wrong.output.count("global batch 3") == 1
     assert len(program.runs()) == 1
-
-
-@pytest.mark.slow
-def test_a_sweep_on_two_devices(program) -> None:
-    """Two jobs, two folders, one config each; the best checkpoint of each is found on both ranks afterwards."""
-    environment = {**os.environ, "LMFORGE_CACHE": str(program.cache)}
-    words = typed(program, "-m", "seed=1,2", "strategy=ddp", "trainer.devices=2")
-    outcome = execute([sys.executable, *words], program.folder, environment)
-    assert outcome.code == 0, outcome.output
-    runs = program.runs()
-    assert sorted(yaml.safe_load((run / "config.yaml").read_text())["seed"] for run in runs) == [1, 2]
-    assert len(list(program.folder.rglob("config.yaml"))) == 2
-    for run in runs:
-        scored = program(f"python evaluate.py run={run} trainer.devices=2")
-        assert scored.code == 0, scored.output
-        (file,) = run.glob("evaluation-*.json")
-        assert json.loads(file.read_text())["targets"] > 0
 
 
 @pytest.mark.slow

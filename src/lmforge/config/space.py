@@ -49,8 +49,9 @@ def read_space(sweep: Any, values: list[Any], known: Key | None) -> Space | None
 
 def _interval(sweep: Any, known: Key | None, log: bool) -> Space:
     kind = known.kind if known else "float"
-    whole = kind == "int" or (kind == "number" and isinstance(sweep.start, int) and isinstance(sweep.end, int))
-    if whole and (sweep.start != int(sweep.start) or sweep.end != int(sweep.end)):
+    fits = sweep.start == int(sweep.start) and sweep.end == int(sweep.end)
+    whole = kind == "int" or (kind == "number" and fits and sweep.end > 1)  # up to 1 it is a share
+    if whole and not fits:
         raise UsageError("the ends must be whole numbers")
     number = int if whole else float
     return Space(number(sweep.start), number(sweep.end), log=log, whole=whole)

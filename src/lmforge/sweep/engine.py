@@ -91,29 +91,24 @@ class Engine:
         self.stop.start(lambda: JobProcess(job, run, self.argv[0], slot, self.echo))
 
     def _prepare(self, job: Job, run: RunFolder) -> str | None:
-        """Makes the job's run folder ready. None when it has come to its end without that: refused, or done by a sweep
-        that was killed before it could note it."""
+        """Makes the job's run folder from its frozen config, or records a further start in it, and says which it was.
+        None when the job has ended already: refused, or done by a sweep that was killed before it could note it."""
         if job.plain is None:
             return None
         try:
-            if run.config_file.is_file() and run.finished(job.plain):
+            if not run.config_file.is_file():
+                RunFolder.create(job.plain, job.words, self.argv, run.path)
+                return "starts"
+            _wait_until_free(run, self.stop)
+            if run.finished(job.plain):
                 job.finish(run, self.settings["metric"])
                 return None
-            return self._open(job, run)
+            run.write_start(job.words, self.argv, {})
+            run.write_resumed()
+            return "goes on"
         except UsageError as error:
             job.status, job.reason = "failed", "; ".join(error.problems)
             return None
-
-    def _open(self, job: Job, run: RunFolder) -> str:
-        """Makes the run folder from the frozen config, or records a further start in it. Returns which it was."""
-        assert job.plain is not None
-        if not run.config_file.is_file():
-            RunFolder.create(job.plain, job.words, self.argv, run.path)
-            return "starts"
-        _wait_until_free(run, self.stop)
-        run.write_start(job.words, self.argv, {})
-        run.write_resumed()
-        return "goes on"
 
     def _tend(self, process: JobProcess) -> None:
         job, code = process.job, process.ended()

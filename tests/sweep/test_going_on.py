@@ -1,0 +1,121 @@
+"""A sweep that was cut short, called again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from fake import wait_for
+
+from lmforge.config.errors import UsageError
+from lmforge.config.runs import RunFolder
+from lmforge.sweep import engine
+
+GRID = ("-m", "optimizer.lr=1e-3,3e-4", "seed=0,1")
+SEARCH = ("sweep=optuna", "sweep.trials=4", "optimizer.lr=tag(log, interval(1e-4, 1e-2))", "model.n_layer=choice(2,4)")
+
+
+def starts(sweep, job):
+    return [json.loads(line)["from"] for line in (sweep.path / str(job) / "seen.jsonl").read_text().splitlines()]
+
+
+def points(sweep):
+    keys = [key for key in sweep.table()[0] if "." in key]
+    return [[row[key] for key in keys] for row in sweep.table()]
+
+
+@pytest.mark.parametrize("words", [GRID, SEARCH], ids=["grid", "search"])
+def test_a_killed_sweep_called_again_ends_with_the_full_table(sweep, words, tmp_path_factory):
+    process = sweep.start(*words, HOLD="1")
+    sweep.kill_when(process, 1, jobs_too=True)
+    assert sweep.column("status")[:2] == ["done", "running"]
+    output = sweep("-m", f"resume={sweep.path.relative_to(sweep.folder)}")
+    assert "job 1 (" in output
+    assert "goes on" in output
+    assert sweep.column("status") == ["done"] * 4
+    assert [starts(sweep, job) for job in range(4)] == [[0], [0, 2], [0], [0]]
+    assert "best  job" in output
+
+    whole = type(sweep)(tmp_path_factory.mktemp("whole"))
+    whole(*words)
+    assert points(whole) == points(sweep)
+    assert whole.column("val/loss") == sweep.column("val/loss")
+    assert len({tuple(point) for point in points(sweep)}) == (4 if words == SEARCH else 2)
+
+
+def test_resume_auto_and_the_folder_by_name_and_words_that_contradict(sweep):
+    words = (*GRID, "sweep.folder=runs/lrs/first")
+    process = sweep.start(*words, HOLD="0")
+    sweep.kill_when(process, 0, jobs_too=True)
+    said = sweep(*words[:2], "seed=0,2", "sweep.metric=val/bits_per_byte", words[-1], code=2)
+    assert "seed=0,2: this sweep began with seed=0,1" in said
+    assert "sweep.metric=val/bits_per_byte: this sweep has val/loss" in said
+    assert "this sweep is of kind grid" in sweep("sweep=optuna", words[-1], code=2)
+    assert sweep.column("status") == ["running", "waiting", "waiting", "waiting"]
+    sweep(*words, code=1, FAIL="3")
+    assert sweep.column("status") == ["done", "done", "done", "failed"]
+    assert starts(sweep, 0) == [0, 2]
+    assert "is finished" in sweep("sweep.folder=runs/lrs/first", code=1)
+    sweep("sweep.folder=runs/lrs/first", "sweep.rerun_failed=true")
+    assert sweep.column("status") == ["done"] * 4
+    assert starts(sweep, 2) == [0]
+
+
+def test_resume_auto_finds_the_unfinished_sweep_of_the_same_words(sweep):
+    process = sweep.start(*GRID, "resume=auto", HOLD="1")
+    wait_for(lambda: list(sweep.folder.glob("runs/*/*/1/steps")), process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 143, output
+    assert "no unfinished sweep like this one" in output
+    assert sweep.column("status") == ["done", "interrupted", "waiting", "waiting"]
+    sweep("-m", "seed=0,1", "optimizer.lr=1e-3,3e-4", "resume=auto")  # the same words in another order
+    assert sweep.column("status") == ["done"] * 4
+    assert "is finished" in sweep(*GRID, "resume=auto")
+    sweep("-m", "seed=5,6", "resume=auto")
+    assert len(list(sweep.folder.glob("runs/*/*/sweep.yaml"))) == 2
+
+
+def test_config_files_that_change_meanwhile_change_no_job(sweep):
+    """Frozen when the sweep begins, for jobs that are drawn later as well."""
+    configs = sweep.folder / "configs"
+    subprocess.run(["cp", "-r", engine.__file__.rsplit("/src/", 1)[0] + "/configs", configs], check=True)
+    process = sweep.start(*SEARCH, "optimizer=adamw,muon", HOLD="0")
+    sweep.kill_when(process, 0, jobs_too=True)
+    for file in (configs / "optimizer").glob("*.yaml"):
+        file.write_text(file.read_text().replace("weight_decay: ", "weight_decay: 7"))
+    sweep(f"sweep.folder={sweep.path}")
+    decays = [RunFolder(sweep.path / str(job)).load_plain()["optimizer"]["weight_decay"] for job in range(4)]
+    assert all(decay < 7 for decay in decays), decays
+
+
+def test_two_callers_of_one_sweep(sweep):
+    process = sweep.start(*GRID, HOLD="0")
+    wait_for(lambda: list(sweep.folder.glob("runs/*/*/0/steps")), process)
+    assert "another process" in sweep(f"sweep.folder={sweep.path}", code=2)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)  # the second one does not wait for the job to save
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+def test_a_folder_that_is_something_else_is_refused(sweep):
+    (sweep.folder / "things").mkdir()
+    (sweep.folder / "things" / "a").touch()
+    assert "holds a but no sweep" in sweep(*GRID, "sweep.folder=things", code=2)
+
+
+HOLDER = "import sys, time; from lmforge.config.runs import RunFolder; RunFolder('.').lock(); print(flush=True); "
+
+
+def test_waits_for_a_job_that_outlived_its_sweep(tmp_path, monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", HOLDER + "time.sleep(1)"], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline()
+        monkeypatch.setattr(engine, "HOLD", 0.0)
+        with pytest.raises(UsageError, match=str(holder.pid)):
+            engine._wait_until_free(RunFolder(tmp_path), engine.Stop())
+        monkeypatch.setattr(engine, "HOLD", 30.0)
+        engine._wait_until_free(RunFolder(tmp_path), engine.Stop())
+    assert os.path.exists(tmp_path / ".lock")
