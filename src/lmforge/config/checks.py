@@ -15,6 +15,7 @@ from lmforge.config.machine_checks import (
     check_data,
     check_folders,
     check_gpus,
+    check_hub,
     check_mixture,
 )
 
@@ -178,6 +179,7 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
         check_gpus,
         check_data,
         check_mixture,
+        check_hub,
         check_folders,
     ),
     "generate": (check_accelerator,),

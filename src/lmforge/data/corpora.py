@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmforge.data.head import head_shards
+from lmforge.data.hub_source import hub_source
+from lmforge.data.mix_sources import mixed_shards
 from lmforge.data.prepare import prepare
 from lmforge.data.sources import stdlib_source, text_source
 
@@ -19,6 +22,22 @@ def text_shards(data: Mapping[str, Any], **how: Any) -> Path:
     return prepare(source, vocab_size=data["vocab_size"], tokenizer=data["tokenizer"], **how)
 
 
+def hub_shards(data: Mapping[str, Any], **how: Any) -> Path:
+    """All of a data set, or of one that is streamed what is scored and the tokenizer."""
+    make = head_shards if data["streaming"] else hub_prepared
+    return make(data, **how)
+
+
+def hub_prepared(data: Mapping[str, Any], **how: Any) -> Path:
+    return prepare(hub_source(data), vocab_size=data["vocab_size"], tokenizer=data["tokenizer"], **how)
+
+
+def mix_shards(data: Mapping[str, Any], **how: Any) -> Path:
+    """The folder of the cache with the shards of all sources."""
+    mixed_shards(data, **how)
+    return Path(how["cache"]) / "tokens"
+
+
 def ready_shards(data: Mapping[str, Any], **how: Any) -> Path:
     """Shards that somebody prepared."""
     return Path(data["path"])
@@ -29,6 +48,8 @@ SHARDS: dict[str, Callable[..., Path]] = {
     "StdlibData": stdlib_shards,
     "TextData": text_shards,
     "TokenData": ready_shards,
+    "hub_data": hub_shards,
+    "MixedData": mix_shards,
 }
 
 
