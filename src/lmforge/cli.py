@@ -8,18 +8,20 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lmforge.config.entry import run_front_door
+from lmforge.config.entry import Job, run_front_door
 from lmforge.config.errors import Exit
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.runs import RunFolder
 
 SUMMARIES = {
+    "prepare": "turn text into token shards: lmforge prepare data=text data.path=corpus/",
     "generate": "continue a text with a trained run: lmforge generate run=latest 'prompt=def f(a, b):'",
 }
 
 
 def main() -> None:
-    jobs = {
+    jobs: dict[str, Job] = {
+        "prepare": _prepare,
         "generate": _generate,
     }
     job, *words = sys.argv[1:] or ["--help"]
@@ -42,6 +44,12 @@ Jobs
 {listed}
 
 lmforge JOB --help lists a job's words. Training and evaluation are train.py and evaluate.py."""
+
+
+def _prepare(config: DictConfig, run: None) -> Mapping[str, Any]:
+    from lmforge.data.command import prepare
+
+    return prepare(config)
 
 
 def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:

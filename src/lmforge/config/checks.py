@@ -12,6 +12,7 @@ from lmforge.config.machine_checks import (
     Check,
     Plain,
     check_accelerator,
+    check_cache,
     check_data,
     check_folders,
     check_gpus,
@@ -183,4 +184,5 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
         check_folders,
     ),
     "generate": (check_accelerator,),
+    "prepare": (check_data, check_mixture, check_hub, check_cache),
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lmforge.config.errors import UsageError
@@ -20,6 +20,13 @@ from lmforge.config.precision import KEYS, precision_problems, refusal
 from lmforge.config.schema import allowed, coerce
 
 Plain = dict[str, Any]
+
+# Keys of a group that a front door has no use for, though it composes the group.
+UNUSED = {
+    "prepare": tuple(
+        f"data.{key}" for key in ("context", "overlap", "num_workers", "pin_memory", "prefetch", "limit_train_rows")
+    )
+}
 
 
 @dataclass
@@ -119,10 +126,18 @@ class Composer:
         if overrides not in self._bases:
             try:
                 with initialize_config_dir(str(self.tree.folder), version_base="1.3"):
-                    self._bases[overrides] = compose(self.name, overrides=list(overrides))
+                    self._bases[overrides] = self._used(compose(self.name, overrides=list(overrides)))
             except (HydraException, OmegaConfBaseException) as error:
                 raise UsageError(f"configs/{self.name}.yaml cannot be composed: {error}") from error
         return copy.deepcopy(self._bases[overrides])
+
+    def _used(self, config: DictConfig) -> DictConfig:
+        with open_dict(config):
+            for key in UNUSED.get(self.name, ()):
+                group, _, leaf = key.partition(".")
+                if leaf in list(config[group]):
+                    del config[group][leaf]
+        return config
 
     def compose(self, words: Sequence[Word], broken_groups: Sequence[str] = ()) -> Composed:
         """Groups, then typed values (the last of a kind wins), then references, then the schema.
@@ -201,6 +216,8 @@ class Composer:
         return f"{word.raw}: {word.key} is chosen for training and is no group of configs/{self.name}.yaml{other}"
 
     def _unknown(self, word: Word, tree: Plain) -> str:
+        if word.key in UNUSED.get(self.name, ()):
+            return f"{word.raw}: {word.key} says how training reads the shards and does not change them; type it there"
         others = [] if _open_group(tree, word.key) else self.tree.choices_with(word.key)
         if others and word.key.partition(".")[0] in self.groups():
             return f"{word.raw}: {word.key} is a key of {', '.join(others)} only; choose one of them with it"

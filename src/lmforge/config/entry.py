@@ -15,25 +15,26 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from lmforge.config import helptext, sweep
+from lmforge.config.alone import ALONE, plan_alone
 from lmforge.config.checks import NEEDED_BY, preflight
-from lmforge.config.compose import Composer, config_folder, to_config
+from lmforge.config.compose import Composer, Plain, config_folder, to_config
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
-from lmforge.config.launch import RUN_VARIABLE, Launch, end_with_parent, read_launch
+from lmforge.config.launch import CONFIG_VARIABLE, RUN_VARIABLE, Launch, end_with_parent, read_launch
 from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
 from lmforge.config.runs import RunFolder, dump_yaml, write_aside
 
-CONFIG_VARIABLE = "LMFORGE_CONFIG"
 AGREED = (NonFinite, Requeue, Terminated)  # what every rank raises at the same step
-Job = Callable[[DictConfig, RunFolder], Mapping[str, Any] | None]
+Job = Callable[[DictConfig, Any], Mapping[str, Any] | None]  # a config and a RunFolder, or None for those of ALONE
 
 
 def run_front_door(name: str, job: Job, argv: list[str] | None = None) -> None:
     """Runs a front door and ends the process with its exit code (errors.Exit).
 
     `name` is the config's (configs/<name>.yaml). `job` gets the resolved config, in which every text is literal and
-    unknown keys raise, and the run folder: for train locked, and new or to be continued; else the one to read.
+    unknown keys raise, and the run folder: for train locked, and new or to be continued; for those of ALONE None; else
+    the one to read.
     """
     sys.exit(int(FrontDoor(name, job, sys.argv if argv is None else argv).run()))
 
@@ -65,6 +66,8 @@ class FrontDoor:
         folder = os.environ.get(RUN_VARIABLE)
         if folder and not self.launch.external:
             return self._start_frozen(RunFolder(folder))
+        if self.name in ALONE and os.environ.get(CONFIG_VARIABLE):
+            return self._run_alone(yaml.safe_load(Path(os.environ[CONFIG_VARIABLE]).read_text(encoding="utf-8")))
         command = read_command(self.argv[1:])
         tree = Tree(config_folder(self.name, Path(self.argv[0])))
         composer = Composer(self.name, tree)
@@ -78,6 +81,8 @@ class FrontDoor:
         broken = [key for key in tree.groups if any(problem.startswith(f"{key}=") for problem in problems)]
         if command.cfg:
             return self._print_config(composer, command, words, broken, problems)
+        if self.name in ALONE and not command.multirun:
+            return self._run_alone(plan_alone(composer, words, broken, problems).plain)
         if command.multirun:
             return self._sweep(composer, words, broken, problems)
         return self._start_typed(composer, command, words, broken, problems)
@@ -153,6 +158,12 @@ class FrontDoor:
             run.unlock()
         return Exit.DONE
 
+    def _run_alone(self, plain: Plain) -> int:
+        if self.launch.external:
+            raise UsageError(f"start it once, without {self.launch.kind}: it uses all cores by itself")
+        self.job(to_config(plain), None)
+        return Exit.DONE
+
     def _print_config(
         self, composer: Composer, command: Command, words: list[Word], broken: list[str], problems: list[str]
     ) -> int:
@@ -189,7 +200,7 @@ class FrontDoor:
         job began is the same on all ranks, and rank 0 says it."""
         code = exit_code_of(error)
         if isinstance(error, UsageError):
-            if self.launch.rank == 0 or self.run_folder is not None:
+            if error.problems and (self.launch.rank == 0 or self.run_folder is not None):
                 rank = f"rank {self.launch.rank}: " if self.launch.rank else ""
                 print(f"{rank}{helptext.problems_text(self.name, error.problems)}", file=sys.stderr)
         elif isinstance(error, ExitError):

@@ -28,7 +28,8 @@ class ExitError(Exception):
 
 
 class UsageError(ExitError):
-    """Wrong input. Carries every problem found, so that one run of the command shows them all."""
+    """Wrong input. Carries every problem found, so that one run of the command shows them all; none when another
+    process says them."""
 
     exit_code = Exit.WRONG_INPUT
 

@@ -9,11 +9,17 @@ from lmforge.config.compose import Composer
 from lmforge.config.errors import Exit
 from lmforge.config.parse import Command, Tree
 
-COMMANDS = {"train": "python train.py", "evaluate": "python evaluate.py", "generate": "lmforge generate"}
+COMMANDS = {
+    "train": "python train.py",
+    "evaluate": "python evaluate.py",
+    "generate": "lmforge generate",
+    "prepare": "lmforge prepare",
+}
 ABOUT = {
     "train": "Trains a language model. With nothing typed: a small GPT on the standard library's sources, offline.",
     "evaluate": "Scores a trained run: loss, perplexity, bits per byte, next-token accuracy.",
     "generate": "Continues a text with a trained run.",
+    "prepare": "Writes token shards and nothing else, on all cores; after a kill the same words go on where it stopped.",
 }
 WORDS = {
     "train": """\
@@ -37,6 +43,13 @@ WORDS = {
   prompt=def f(a, b):          the text to continue, typed plainly (quoted for the shell)
   temperature=0 top_k=50       how to draw; also top_p, seed, stop
   max_new_tokens=128           how much""",
+    "prepare": """\
+  data=text data.path=FOLDER   a file, a folder or a glob: .txt .md .jsonl .csv .tsv (also .gz, .zst), .parquet
+  data.text_key=content        the key or column that holds the text
+  data.on_bad=lenient          leave rows out that cannot be read, and count them (strict: stop at the first)
+  data.vocab_size=32000        size of the vocabulary to train, or data.tokenizer=FILE
+  workers=8                    processes; the result is the same for any number
+  paths.cache=FOLDER           where the shards go""",
 }
 
 

@@ -154,6 +154,8 @@ KEYS: dict[str, Key] = {
     "logger.wandb.project": Key("text", resume="free"),
     "logger.*.offline": _free(FLAG),
     "logger.*": Key("node", nullable=True, resume="free"),
+    # prepare
+    "workers": Key("int", low=1, words=("auto",)),
     # evaluate and generate
     "run": PATH,
     "ckpt": PATH,

@@ -12,6 +12,7 @@ from typing import Literal
 from lmforge.config.errors import Exit, UsageError
 
 RUN_VARIABLE = "LMFORGE_RUN"
+CONFIG_VARIABLE = "LMFORGE_CONFIG"
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 ORPHAN_SECONDS = 10.0  # what a child may still need when its parent has ended
 INTERACTIVE = ("bash", "sh", "zsh", "interactive")

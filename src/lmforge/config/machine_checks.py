@@ -75,7 +75,7 @@ def check_data(cfg: Plain) -> None:
         problems.append(f"data.path={data['path']}: no manifest.json in it; data=tokens needs a folder of token shards")
     if data.get("tokenizer") and not Path(data["tokenizer"]).is_file():
         problems.append(f"data.tokenizer={data['tokenizer']}: no such file{_near_path(data['tokenizer'])}")
-    if data["prefetch"] is not None and data["num_workers"] == 0:
+    if data.get("prefetch") is not None and data["num_workers"] == 0:
         problems.append(f"data.prefetch={data['prefetch']}: only workers prefetch; set data.num_workers above 0")
     if problems:
         raise UsageError(problems)
@@ -108,8 +108,16 @@ def check_loggers(cfg: Plain) -> None:
 
 
 def check_folders(cfg: Plain) -> None:
+    _check_writable(cfg, "runs", "cache")
+
+
+def check_cache(cfg: Plain) -> None:
+    _check_writable(cfg, "cache")
+
+
+def _check_writable(cfg: Plain, *keys: str) -> None:
     problems = []
-    for key in ("runs", "cache"):
+    for key in keys:
         place = _existing(Path(cfg["paths"][key]))
         if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
             problems.append(f"paths.{key}={cfg['paths'][key]}: {place} is not a folder this user can write to")

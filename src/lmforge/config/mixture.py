@@ -58,9 +58,10 @@ def check_mixture(cfg: Plain) -> list[str]:
             "for each"
         )
     problems = [problem for name, entry in sources.items() for problem in _entry_problems(name, entry)]
-    if cfg["trainer"].get("max_epochs") is not None:
+    epochs = cfg.get("trainer", {}).get("max_epochs")
+    if epochs is not None:
         problems.append(
-            f"trainer.max_epochs={cfg['trainer']['max_epochs']}: the sources of a mixture end at different times, so "
+            f"trainer.max_epochs={epochs}: the sources of a mixture end at different times, so "
             "it has no epochs; trainer.max_epochs=null and trainer.max_steps=NUMBER"
         )
     if problems:

@@ -33,12 +33,12 @@ def check_hub(cfg: Plain) -> None:
 
 
 def _stream_problems(cfg: Plain) -> list[str]:
-    data, trainer = cfg["data"], cfg["trainer"]
+    data, trainer = cfg["data"], cfg.get("trainer", {})
     problems = [
         f"data.{key}={data[key]}: a stream is read by the training process itself, from where it left off; "
         f"data.{key}={free}, or data.streaming=false"
         for key, free in (("num_workers", "0"), ("limit_train_rows", "null"))
-        if data[key]
+        if data.get(key)
     ]
     if trainer.get("max_epochs") is not None or trainer.get("max_steps", 1) is None:
         problems.append(

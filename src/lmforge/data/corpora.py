@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmforge.config.errors import UsageError
 from lmforge.data.head import head_shards
 from lmforge.data.hub_source import hub_source
 from lmforge.data.mix_sources import mixed_shards
@@ -18,7 +19,7 @@ def stdlib_shards(data: Mapping[str, Any], **how: Any) -> Path:
 
 
 def text_shards(data: Mapping[str, Any], **how: Any) -> Path:
-    source = text_source(data["path"], data["text_key"], data["on_bad"])
+    source = text_source(data["path"], data.get("text_key", "text"), data.get("on_bad", "strict"))
     return prepare(source, vocab_size=data["vocab_size"], tokenizer=data["tokenizer"], **how)
 
 
@@ -38,21 +39,28 @@ def mix_shards(data: Mapping[str, Any], **how: Any) -> Path:
     return Path(how["cache"]) / "tokens"
 
 
-def ready_shards(data: Mapping[str, Any], **how: Any) -> Path:
-    """Shards that somebody prepared."""
-    return Path(data["path"])
-
-
 # By the class that the node's _target_ names. `how` is handed on to prepare(): cache, workers, make.
 SHARDS: dict[str, Callable[..., Path]] = {
     "StdlibData": stdlib_shards,
     "TextData": text_shards,
-    "TokenData": ready_shards,
     "hub_data": hub_shards,
     "MixedData": mix_shards,
 }
 
 
+def prepares(data: Mapping[str, Any]) -> bool:
+    """Whether the node's kind of data is made from text; `data=tokens` lies ready."""
+    return _kind(data) in SHARDS
+
+
 def shards_of(data: Mapping[str, Any], **how: Any) -> Path:
     """The folder of token shards of a `data` node; prepared first when it is missing and `make` is not false."""
-    return SHARDS[data["_target_"].rpartition(".")[2]](data, **how)
+    if not prepares(data):
+        raise UsageError(
+            f"data: {_kind(data)} holds nothing to prepare; choose data=text, data=stdlib, data=hub or data=mix"
+        )
+    return SHARDS[_kind(data)](data, **how)
+
+
+def _kind(data: Mapping[str, Any]) -> str:
+    return data["_target_"].rpartition(".")[2]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from lmforge.config.errors import UsageError
 
 _BOM = "\ufeff"
+_KINDS = {int: "number", float: "number", bool: "boolean", dict: "object"}
 
 
 class Document(NamedTuple):
@@ -39,10 +40,11 @@ class Report:
         """Something without text that is no mistake: `blank`, `empty`."""
         self.skipped[reason] += 1
 
-    def bad(self, place: str, error: Unfit) -> None:
-        """A row that cannot be read; `place` is file:line, or file:row for tables."""
+    def bad(self, place: str, error: Unfit, path: str | None = None) -> None:
+        """A row that cannot be read. `place` is file:line, or file:row for tables, as in a document's name; `path` the
+        same for this machine's user."""
         if not self.lenient:
-            raise UsageError(f"{place}: {error}")
+            raise UsageError(f"{path or place}: {error}")
         entry = self.bad_rows.setdefault(error.reason, {"count": 0, "first": f"{place}: {error}"})
         entry["count"] += 1
 
@@ -69,7 +71,7 @@ def decoded(data: bytes) -> str:
 def text_of(value: Any, key: str) -> str:
     """The cleaned text of a field, or Unfit: only a string is text, so that no `None` or `nan` is ever trained on."""
     if not isinstance(value, str):
-        kind = "null" if value is None else "number" if isinstance(value, (int, float)) else type(value).__name__
+        kind = "null" if value is None else _KINDS.get(type(value), type(value).__name__)
         raise Unfit(f"text_is_{kind}", f"'{key}' has to be a string, found {kind}")
     try:
         value.encode("utf-8")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lmforge.config.errors import UsageError
 from lmforge.config.mixture import cycle_counts, switched_on
+from lmforge.data import store
 from lmforge.data.build import SAMPLE
 from lmforge.data.hub_source import hub_source
 from lmforge.data.prepare import NotPrepared, prepare
-from lmforge.data.shards import TokenShards, read_manifest
+from lmforge.data.shards import TokenShards, read_manifest, write_shards
 from lmforge.data.sources import Source, text_source
 from lmforge.data.tokenizer import MIN_SIZE, Tokenizer
 
@@ -93,7 +93,8 @@ def _of_shards(ready: Mapping[str, Path]) -> str:
 
 
 def _learnt(texts: Mapping[str, Entry], counts: Mapping[str, int], vocab_size: int, cache: Path, **how: Any) -> str:
-    """The file of a tokenizer learnt once from the sources' train text, kept under the hash of all that decides it.
+    """The file of a tokenizer learnt once from the sources' train text, kept under the hash of all that decides it in a
+    folder like that of shards.
 
     Shards of bare bytes come first: they settle what is train text, for each source by itself as always.
     """
@@ -101,15 +102,17 @@ def _learnt(texts: Mapping[str, Entry], counts: Mapping[str, int], vocab_size: i
     bytes_of = {name: _prepared(name, entry, **options) for name, entry in texts.items()}
     keys = {name: [folder.name, counts[name]] for name, folder in bytes_of.items()}
     key = hashlib.sha256(json.dumps([SAMPLE, vocab_size, keys]).encode()).hexdigest()[:16]
-    file = cache / "tokenizers" / f"mix-{key}.json"
-    if not file.is_file():
+    folder = cache / "tokens" / f"tokenizer-{key}"
+    if not store.is_whole(folder):
         if not how.get("make", True):
-            raise NotPrepared(file)
-        log.info("learning one tokenizer for %s (once)", ", ".join(texts))
-        shares = {name: counts[name] / sum(counts[other] for other in texts) for name in texts}
-        sample = [text for name, f in bytes_of.items() for text in _sample(f, int(SAMPLE * shares[name]))]
-        _keep(Tokenizer.train(sample, vocab_size), file)
-    return str(file)
+            raise NotPrepared(folder)
+        with store.locked(folder.parent, folder.name):
+            log.info("learning one tokenizer for %s (once)", ", ".join(texts))
+            shares = {name: counts[name] / sum(counts[other] for other in texts) for name in texts}
+            sample = [text for name, f in bytes_of.items() for text in _sample(f, int(SAMPLE * shares[name]))]
+            tokenizer = Tokenizer.train(sample, vocab_size)
+            write_shards(folder, {}, tokenizer.size, tokenizer)
+    return str(folder / "tokenizer.json")
 
 
 def _sample(folder: Path, size: int) -> list[str]:
@@ -119,11 +122,3 @@ def _sample(folder: Path, size: int) -> list[str]:
     starts = [i * _BLOCK for i in range(-(-train.n_tokens // _BLOCK)) if int((i + 1) * share) > int(i * share)]
     blocks = (train.tokens(at, min(at + _BLOCK, train.n_tokens)) for at in starts)
     return [tokenizer.decode(block).strip("\ufffd") for block in blocks]  # a cut may go through a character
-
-
-def _keep(tokenizer: Tokenizer, file: Path) -> None:
-    """Whole or not there, also when two processes learn the same one at once."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    tokenizer.save(aside)
-    aside.rename(file)

@@ -215,11 +215,11 @@ class TextData(TokenWindows):
         self,
         *,
         path: str,
-        text_key: str,
-        on_bad: str,
         vocab_size: int,
         tokenizer: str | None,
         cache: Path,
+        text_key: str = "text",
+        on_bad: str = "strict",
         **loading: Any,
     ):
         node = {"path": path, "text_key": text_key, "on_bad": on_bad, "vocab_size": vocab_size, "tokenizer": tokenizer}

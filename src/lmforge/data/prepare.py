@@ -131,7 +131,7 @@ def _report(source: Source, folder: Path, seconds: float) -> None:
         seconds,
         folder,
     )
-    left_out = {reason: count for reason, count in manifest["dropped"].items() if count}
+    left_out = {why: count for why, count in manifest["dropped"].items() if count and not why.endswith("_groups")}
     if left_out:
         listed = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         log.info("left out: %s (examples in dropped.json there)", listed)

@@ -18,7 +18,7 @@ from lmforge.data.files import SourceFile, file_format
 from lmforge.data.streams import opened
 
 WHOLE = 32 << 20  # bytes up to which a .txt or .md file is one document; a larger one is cut at ends of paragraphs
-_CELL = 1 << 28  # characters of one csv field; a quote that is never closed would swallow the rest of the file
+_CELL = 1 << 27  # characters of one csv field; a quote that is never closed would swallow the rest of the file
 _ROWS = 256  # rows of parquet decoded at once
 
 
@@ -41,7 +41,11 @@ def read_files(files: list[SourceFile], key: str, report: Report) -> Iterator[Do
                 else:
                     report.skip("empty")
         except Unfit as error:
-            report.bad(str(file.path), error)
+            report.bad(file.name, error, str(file.path))
+
+
+def _bad(report: Report, file: SourceFile, number: int, error: Unfit) -> None:
+    report.bad(f"{file.name}:{number}", error, f"{file.path}:{number}")
 
 
 def _packed(file: SourceFile, packing: str, key: str, report: Report, read: Reader) -> Iterator[Document]:
@@ -66,7 +70,7 @@ def _text(file: SourceFile, stream: BinaryIO, key: str, report: Report) -> Itera
         try:
             yield Document(name, clean(decoded(data)))
         except Unfit as error:
-            report.bad(f"{file.path}:{line + _lines_before_bad(data)}", error)
+            _bad(report, file, line + _lines_before_bad(data), error)
         line += data.count(b"\n")
 
 
@@ -112,7 +116,7 @@ def _jsonl(file: SourceFile, stream: BinaryIO, key: str, report: Report) -> Iter
             else:
                 report.skip("blank")
         except Unfit as error:
-            report.bad(f"{file.path}:{number}", error)
+            _bad(report, file, number, error)
 
 
 def _record(text: str, line: bytes) -> dict[str, Any]:
@@ -165,9 +169,9 @@ def _rows(file: SourceFile, stream: BinaryIO, key: str, report: Report) -> Itera
             else:
                 report.skip("blank")
         except csv.Error as error:
-            report.bad(f"{file.path}:{number}", Unfit("broken_csv", f"broken row ({error})"))
+            _bad(report, file, number, Unfit("broken_csv", f"broken row ({error})"))
         except Unfit as error:
-            report.bad(f"{file.path}:{number}", error)
+            _bad(report, file, number, error)
 
 
 def _cell(row: list[str], column: int, key: str) -> str:
@@ -195,7 +199,7 @@ def _parquet(file: SourceFile, key: str, report: Report) -> Iterator[Document]:
                     try:
                         yield Document(f"{file.name}:{number}", text_of(_python(value), key))
                     except Unfit as error:
-                        report.bad(f"{file.path}:{number}", error)
+                        _bad(report, file, number, error)
     except (arrow.ArrowException, OSError) as error:
         raise Unfit("broken_parquet", f"not a sound parquet file ({str(error).splitlines()[0]})") from None
     report.position = lambda: start + size

@@ -19,9 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from lmforge.config.batch import BatchPlan, strategy_kind
 from lmforge.config.build import build
+from lmforge.config.compose import to_plain
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import plain_environment, read_launch
+from lmforge.config.lines import show_log
 from lmforge.config.runs import RunFolder
+from lmforge.data.missing import make_missing
 from lmforge.data.module import TokenWindows
 from lmforge.parallel.plan import Plan
 from lmforge.parallel.precision import ForwardPrecision
@@ -32,20 +35,9 @@ from lmforge.training.preemption import replace_lightnings_signals
 from lmforge.training.progress import human
 
 
-class _Lines(logging.Handler):
-    """What this package logs, as plain lines on standard error, from rank 0."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        rank_zero_only(print)(f"{level}{self.format(record)}", file=sys.stderr, flush=True)
-
-
 def quiet() -> None:
     """Lightning's tips and notices say nothing that this program does not say itself; its own are shown."""
-    log = logging.getLogger("lmforge")
-    log.setLevel(logging.INFO)
-    if not any(isinstance(handler, _Lines) for handler in log.handlers):
-        log.addHandler(_Lines())
+    show_log(rank_zero_only(print))
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
@@ -86,8 +78,10 @@ def keep_memory() -> None:
 
 
 def make_data(cfg: DictConfig) -> TokenWindows:
-    """Prepare (at first use) and open the tokens, and check that the model has a row for each."""
-    data = build(cfg.data, cache=Path(cfg.paths.cache))
+    """Have the shards made when they are missing, open them, and check that the model has a row for each token."""
+    cache = Path(cfg.paths.cache)
+    make_missing(to_plain(cfg.data), cache, read_launch()[0])
+    data = build(cfg.data, cache=cache)
     assert isinstance(data, TokenWindows)
     if cfg.model.vocab_size is not None:
         data.check_vocabulary(cfg.model.vocab_size)
