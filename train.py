@@ -29,7 +29,7 @@ def train(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     data = assemble.make_data(cfg)
     steps, samples, reason = assemble.run_length(cfg, data, plan, start)
     data.connect(plan, cfg.seed, samples, start)
-    resume.check_data(checkpoint, data.fingerprint)
+    resume.check_data(checkpoint, data)
 
     task = assemble.make_task(cfg, data, steps, initialise=checkpoint is None)
     weights = resume.starting_weights(cfg, data) if checkpoint is None else None

@@ -145,7 +145,7 @@ def test_text_gets_the_tokenizer_of_the_shards_or_one_of_all(tmp_path) -> None:
     assert {len(learnt.tokenizer.encode(word)) for word in (" sea", " import")} == {1}
     again = mixed({"code": (code, 0.75), "prose": (prose, 0.25)}, tmp_path / "cache")
     assert again.manifest == learnt.manifest
-    assert len(list((tmp_path / "cache" / "tokenizers").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "tokens").glob("tokenizer-*/tokenizer.json"))) == 1
     with pytest.raises(UsageError, match=r"data.sources.prose.path=.*nothing.*no such file"):
         mixed({"prose": (tmp_path / "nothing", 1)})
 

@@ -16,6 +16,7 @@ from lmforge.config.machine_checks import (
     check_data,
     check_folders,
     check_gpus,
+    check_hub,
     check_mixture,
     check_out,
 )
@@ -183,10 +184,11 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
         check_gpus,
         check_data,
         check_mixture,
+        check_hub,
         check_folders,
     ),
     "generate": (check_accelerator,),
     "export": (check_out,),
     "runs": (),
-    "prepare": (check_data, check_cache),
+    "prepare": (check_data, check_mixture, check_hub, check_cache),
 }

@@ -13,6 +13,7 @@ from lmforge.config import machine
 from lmforge.config.errors import UsageError
 from lmforge.config.mixture import check_mixture
 from lmforge.config.nearest import did_you_mean, nearest
+from lmforge.config.streaming import check_hub
 
 Plain = dict[str, Any]
 Check = Callable[[Plain], list[str] | None]
@@ -158,6 +159,7 @@ MACHINE_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (check_compile, ("compile", "trainer.accelerator")),
     (check_data, ("data",)),
     (check_mixture, ("data.sources", "trainer.max_epochs")),
+    (check_hub, ("data", "trainer.max_epochs", "trainer.max_steps")),
     (check_weights, ("weights", "resume")),
     (check_loggers, ("logger",)),
     (check_folders, ("paths",)),

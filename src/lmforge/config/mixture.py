@@ -58,9 +58,10 @@ def check_mixture(cfg: Plain) -> list[str]:
             "for each"
         )
     problems = [problem for name, entry in sources.items() for problem in _entry_problems(name, entry)]
-    if cfg["trainer"].get("max_epochs") is not None:
+    epochs = cfg.get("trainer", {}).get("max_epochs")
+    if epochs is not None:
         problems.append(
-            f"trainer.max_epochs={cfg['trainer']['max_epochs']}: the sources of a mixture end at different times, so "
+            f"trainer.max_epochs={epochs}: the sources of a mixture end at different times, so "
             "it has no epochs; trainer.max_epochs=null and trainer.max_steps=NUMBER"
         )
     if problems:
@@ -68,16 +69,19 @@ def check_mixture(cfg: Plain) -> list[str]:
     return [_shares_line({name: entry["weight"] for name, entry in sources.items()})]
 
 
-def _entry_problems(name: str, entry: Plain) -> list[str]:
-    key, problems = f"data.sources.{name}", []
-    if not re.fullmatch(SAFE_NAME, name):
+def _entry_problems(source: str, entry: Plain) -> list[str]:
+    key, problems = f"data.sources.{source}", []
+    if not re.fullmatch(SAFE_NAME, source):
         problems.append(f"{key}: not a name for a source; letters, digits, '_' and '-' are allowed")
     if entry.get("weight") is None:
         problems.append(f"{key}.weight must be given: a number above 0")
-    path = entry.get("path")
-    if path is None:
-        problems.append(f"{key}.path must be given: text (a file, a folder or a glob) or a folder of token shards")
-    elif not Path(path).exists() and not glob.glob(path, recursive=True):
+    path, name = entry.get("path"), entry.get("name")
+    if (path is None) == (name is None):
+        problems.append(
+            f"{key}.path must be given: text (a file, a folder or a glob) or a folder of token shards; or {key}.name, "
+            "a data set of the Hub" + ("; not both" if path is not None else "")
+        )
+    elif path is not None and not Path(path).exists() and not glob.glob(path, recursive=True):
         problems.append(f"{key}.path={path}: no such file or folder")
     return problems
 

@@ -11,8 +11,8 @@ from lmforge.config.compose import Plain, get, put
 def absolute_paths(plain: Plain) -> Plain:
     """Makes the config's own inputs and its cache absolute, in place. What is not there stays as typed, for the check
     that says so; run folders keep the short name they were given."""
-    sources = [f"data.sources.{name}.path" for name in get(plain, "data.sources") or {}]
-    for key in ("data.path", "data.tokenizer", "weights", "paths.cache", *sources):
+    sources = [f"data.sources.{name}.{key}" for name in get(plain, "data.sources") or {} for key in ("path", "name")]
+    for key in ("data.path", "data.name", "data.tokenizer", "weights", "paths.cache", *sources):
         path = get(plain, key)
         if isinstance(path, str) and path:
             put(plain, key, _absolute(path, must_exist=key != "paths.cache"))

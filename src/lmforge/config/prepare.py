@@ -24,6 +24,7 @@ from lmforge.config.runs import RunFolder, find_auto, find_run
 from lmforge.config.targets import check_targets
 
 FROM_STORED = ("data", "model", "task")  # what evaluate.py takes from the run, and lets be typed on top
+OTHER_TEXT = ("data", "data.path", "data.name")  # of these the words that bring other text
 
 
 @dataclass
@@ -176,7 +177,7 @@ def plan_from_run(
     stored = stored_config(run.path, train) if exported else run.load_plain()
     composed = train.overlay(stored, stored_words, broken)
     problems += [*composed.problems.values(), *_model_changes(stored, composed.plain)]
-    if any(word.key in ("data", "data.path") or word.key.startswith("data.sources.") for word in stored_words):
+    if any(word.key in OTHER_TEXT or word.key.startswith("data.sources.") for word in stored_words):
         _use_own_tokenizer(run, composed.plain["data"])
     plain = _merge_own(composed.plain, own.plain)
     plain["run"] = str(run.path)

@@ -22,6 +22,7 @@ PROBLEMS_VARIABLE = "LMFORGE_PROBLEMS"  # a file for what is wrong, set by a pro
 def prepare(cfg: DictConfig) -> Mapping[str, Any]:
     """Makes the shards of `cfg.data` where they are missing and says where they are; returns the folder."""
     from lmforge.data.corpora import shards_of
+    from lmforge.data.shard_checks import MANIFEST
 
     show_log()
     plain = to_plain(cfg)
@@ -37,5 +38,7 @@ def prepare(cfg: DictConfig) -> Mapping[str, Any]:
         sys.exit(int(Exit.WRONG_INPUT))
     if not problems_file:
         print(f"token shards in {folder}")
-        print(f"train on them: python train.py data=tokens data.path={folder} (or with the same data words)")
+        alone = (folder / MANIFEST).is_file() and not plain["data"].get("streaming")
+        own = f"python train.py data=tokens data.path={folder}, or " if alone else ""
+        print(f"train on them: {own}with the same data words")
     return {"folder": str(folder)}

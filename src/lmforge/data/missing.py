@@ -42,6 +42,7 @@ def make_missing(data: Mapping[str, Any], cache: Path, launch: Launch) -> None:
             _have_made(data, cache, _failure(missing.folder))
         else:
             _wait_for(missing.folder)
+            make_missing(data, cache, launch)  # a mixture may lack several
 
 
 def _failure(folder: Path) -> Path:

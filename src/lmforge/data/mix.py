@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Dataset
 
 from lmforge.config.mixture import cycle_counts, switched_on
-from lmforge.data.mix_sources import one_tokenizer
+from lmforge.data.mix_sources import mixed_shards
 from lmforge.data.mixture import MixedOrder, MixedRows
 from lmforge.data.module import TokenWindows, load_tokenizer, train_rows
 from lmforge.data.shards import read_manifest
@@ -32,11 +32,9 @@ class MixedData(TokenWindows):
         cache: Path,
         **loading: Any,
     ):
-        entries = switched_on(sources)
-        weights = {name: entry["weight"] for name, entry in entries.items()}
-        self.counts = cycle_counts(weights)
-        paths = {name: entry["path"] for name, entry in entries.items()}
-        self.folders = one_tokenizer(paths, self.counts, vocab_size, tokenizer, Path(cache))
+        self.counts = cycle_counts({name: entry["weight"] for name, entry in switched_on(sources).items()})
+        node = {"sources": sources, "vocab_size": vocab_size, "tokenizer": tokenizer}
+        self.folders = mixed_shards(node, cache=Path(cache))
         super().__init__(Path("+".join(self.folders)), **loading)
 
     def _open(self) -> None:

@@ -1,48 +1,70 @@
 """One tokenizer for all sources of a mixture, and their folders of token shards."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lmforge.config.errors import UsageError
-from lmforge.data.prepare import SAMPLE, prepare_text
-from lmforge.data.shards import TokenShards, read_manifest
+from lmforge.config.mixture import cycle_counts, switched_on
+from lmforge.data import store
+from lmforge.data.build import SAMPLE
+from lmforge.data.hub_source import hub_source
+from lmforge.data.prepare import NotPrepared, prepare
+from lmforge.data.shards import TokenShards, read_manifest, write_shards
+from lmforge.data.sources import Source, text_source
 from lmforge.data.tokenizer import MIN_SIZE, Tokenizer
-
-_BLOCK = 1 << 14  # bytes
 
 log = logging.getLogger(__name__)
 
+_BLOCK = 1 << 14  # bytes
+Entry = Mapping[str, Any]
 
-def one_tokenizer(
-    paths: Mapping[str, str], counts: Mapping[str, int], vocab_size: int, tokenizer: str | None, cache: Path
-) -> dict[str, Path]:
-    """A folder of token shards for each source; text is prepared with the tokenizer that the others have.
 
-    That is `tokenizer`, a file; else that of the sources that are shards already; else one of at most `vocab_size`
-    tokens, learnt from train text of all sources by their weights. Raises UsageError when they do not share it.
+def mixed_shards(data: Mapping[str, Any], cache: Path, **how: Any) -> dict[str, Path]:
+    """A folder of token shards for each source of a `data=mix` node, by name; text is prepared with the tokenizer that
+    the others have.
+
+    That is `data.tokenizer`, a file; else that of the sources that are shards already; else one of at most
+    `data.vocab_size` tokens, learnt from train text of all sources by their weights. Raises UsageError when they do
+    not share it. `how` is handed on to `prepare`.
     """
-    ready = {name: Path(path) for name, path in paths.items() if (Path(path) / "manifest.json").is_file()}
-    check_same(ready, tokenizer)
-    texts = {name: path for name, path in paths.items() if name not in ready}
+    entries, tokenizer = switched_on(data["sources"]), data["tokenizer"]
+    ready = {name: Path(entry["path"]) for name, entry in entries.items() if _is_shards(entry)}
+    _check_same(ready, tokenizer)
+    texts = {name: entry for name, entry in entries.items() if name not in ready}
     if texts and tokenizer is None:
-        tokenizer = _of_shards(ready) if ready else _learnt(texts, counts, vocab_size, cache)
-    made = {name: _prepared(name, path, vocab_size, tokenizer, cache) for name, path in texts.items()}
-    return {name: ready.get(name) or made[name] for name in paths}
+        counts = cycle_counts({name: entry["weight"] for name, entry in entries.items()})
+        tokenizer = _of_shards(ready) if ready else _learnt(texts, counts, data["vocab_size"], cache, **how)
+    options = {"vocab_size": data["vocab_size"], "tokenizer": tokenizer, "cache": cache, **how}
+    made = {name: _prepared(name, entry, **options) for name, entry in texts.items()}
+    return {name: ready.get(name) or made[name] for name in entries}
 
 
-def _prepared(name: str, path: str, vocab_size: int, tokenizer: str | None, cache: Path) -> Path:
+def _is_shards(entry: Entry) -> bool:
+    return entry.get("path") is not None and (Path(entry["path"]) / "manifest.json").is_file()
+
+
+def _prepared(name: str, entry: Entry, **options: Any) -> Path:
     try:
-        return prepare_text(path, vocab_size, tokenizer, cache)
+        return prepare(_source(entry), **options)
     except UsageError as error:
-        own = f"data.sources.{name}.path"
-        raise UsageError([problem.replace("data.path", own) for problem in error.problems]) from error
+        entries = [problem.replace("data.", f"data.sources.{name}.") for problem in error.problems]
+        raise UsageError(entries) from error
 
 
-def check_same(ready: Mapping[str, Path], tokenizer: str | None) -> None:
+def _source(entry: Entry) -> Source:
+    how = {"text_key": entry.get("text_key", "text"), "on_bad": entry.get("on_bad", "strict")}
+    if entry.get("path") is not None:
+        return text_source(entry["path"], **how)
+    return hub_source({"config": None, "split": "train", "revision": None, **entry, **how})
+
+
+def _check_same(ready: Mapping[str, Path], tokenizer: str | None) -> None:
     """Raises UsageError naming both hashes when shards were made with different tokenizers, or not with the given."""
     known = {f"data.sources.{name}.path={folder}": _hash(folder) for name, folder in ready.items()}
     if tokenizer is not None:
@@ -70,22 +92,27 @@ def _of_shards(ready: Mapping[str, Path]) -> str:
     return str(folder / "tokenizer.json")
 
 
-def _learnt(texts: Mapping[str, str], counts: Mapping[str, int], vocab_size: int, cache: Path) -> str:
-    """The file of a tokenizer learnt once from the sources' train text, kept under the hash of all that decides it.
+def _learnt(texts: Mapping[str, Entry], counts: Mapping[str, int], vocab_size: int, cache: Path, **how: Any) -> str:
+    """The file of a tokenizer learnt once from the sources' train text, kept under the hash of all that decides it in a
+    folder like that of shards.
 
     Shards of bare bytes come first: they settle what is train text, for each source by itself as always.
     """
-    bytes_of = {name: _prepared(name, path, MIN_SIZE, None, cache) for name, path in texts.items()}
+    options = {"vocab_size": MIN_SIZE, "tokenizer": None, "cache": cache, **how}
+    bytes_of = {name: _prepared(name, entry, **options) for name, entry in texts.items()}
     keys = {name: [folder.name, counts[name]] for name, folder in bytes_of.items()}
     key = hashlib.sha256(json.dumps([SAMPLE, vocab_size, keys]).encode()).hexdigest()[:16]
-    file = cache / "tokenizers" / f"mix-{key}.json"
-    if not file.is_file():
-        log.info("learning one tokenizer for %s (once)", ", ".join(texts))
-        total = sum(counts[name] for name in texts)
-        sample = [t for name, f in bytes_of.items() for t in _sample(f, int(SAMPLE * counts[name] / total))]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        _keep(Tokenizer.train(sample, vocab_size), file)
-    return str(file)
+    folder = cache / "tokens" / f"tokenizer-{key}"
+    if not store.is_whole(folder):
+        if not how.get("make", True):
+            raise NotPrepared(folder)
+        with store.locked(folder.parent, folder.name):
+            log.info("learning one tokenizer for %s (once)", ", ".join(texts))
+            shares = {name: counts[name] / sum(counts[other] for other in texts) for name in texts}
+            sample = [text for name, f in bytes_of.items() for text in _sample(f, int(SAMPLE * shares[name]))]
+            tokenizer = Tokenizer.train(sample, vocab_size)
+            write_shards(folder, {}, tokenizer.size, tokenizer)
+    return str(folder / "tokenizer.json")
 
 
 def _sample(folder: Path, size: int) -> list[str]:
@@ -95,10 +122,3 @@ def _sample(folder: Path, size: int) -> list[str]:
     starts = [i * _BLOCK for i in range(-(-train.n_tokens // _BLOCK)) if int((i + 1) * share) > int(i * share)]
     blocks = (train.tokens(at, min(at + _BLOCK, train.n_tokens)) for at in starts)
     return [tokenizer.decode(block).strip("\ufffd") for block in blocks]  # a cut may go through a character
-
-
-def _keep(tokenizer: Tokenizer, file: Path) -> None:
-    """Whole or not there, also when two processes learn the same one at once."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    tokenizer.save(aside)
-    aside.rename(file)

@@ -53,13 +53,14 @@ class TokenWindows(pl.LightningDataModule):
     def _open(self) -> None:
         self.manifest: dict[str, Any] = read_manifest(self.folder)
         self.tokenizer = load_tokenizer(self.folder)
-        self.parts = [train_rows(self.folder, self.context, self.limit_train_rows)]
-        self.train: Rows = self.parts[0]
+        self.train: Rows = train_rows(self.folder, self.context, self.limit_train_rows)
 
     def check_vocabulary(self, rows: int) -> None:
         """Raises UsageError when a model with `rows` embedding rows cannot take the ids."""
-        for part in self.parts:
-            part.shards.check_vocabulary(rows)
+        if rows < self.vocab_size:
+            raise UsageError(
+                f"model.vocab_size={rows} is too small for the tokens in {self.folder}: {self.vocab_size} > {rows}"
+            )
 
     def connect(self, plan: BatchPlan, seed: int, samples: int, start: tuple[int, int] = (0, 0)) -> None:
         """The batch plan, the seed of the order, the samples of the whole run, and the (update, sample) done so far."""
@@ -86,6 +87,13 @@ class TokenWindows(pl.LightningDataModule):
     def epochs(self, step: int) -> float:
         """Passes over the train split after `step` updates."""
         return self.samples_at(step) / len(self.train)
+
+    def position(self, step: int) -> Any:
+        """What a checkpoint after `step` updates has to hold of this rank's data; shards need nothing but the step."""
+        return None
+
+    def go_on(self, step: int, position: Any) -> None:
+        """Begin where `position` of a checkpoint of `step` updates was."""
 
     def by_source(self, step: int) -> dict[str, float]:
         """What each source of a mixture has given after `step` updates, by metric name; nothing for a single source."""

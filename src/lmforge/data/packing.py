@@ -1,15 +1,28 @@
 """Packed rows: the documents of a split end to end, cut into rows of `context` tokens, with masks between them."""
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmforge.config.errors import UsageError
 from lmforge.data.order import Integers
-from lmforge.data.shards import TokenShards
 
 IGNORED = -100  # a label that no loss counts (torch's own default)
 EMPTY = -1  # a row number that stands for a row without any target
+
+
+class Tokens(Protocol):
+    """Documents end to end: `offsets` [documents + 1] is where each begins."""
+
+    @property
+    def n_tokens(self) -> int: ...
+
+    @property
+    def offsets(self) -> Integers: ...
+
+    def gather(self, index: Integers) -> Integers: ...
 
 
 class PackedRows:
@@ -20,7 +33,7 @@ class PackedRows:
     `doc_ids` number the documents of a row, `positions` restart with each of them.
     """
 
-    def __init__(self, shards: TokenShards, context: int, limit: int | None = None, stride: int | None = None):
+    def __init__(self, shards: Tokens, context: int, limit: int | None = None, stride: int | None = None):
         self.shards, self.context, self.stride = shards, context, context if stride is None else stride
         if not 0 < self.stride <= context:
             raise UsageError(f"stride={stride}: must be at least 1 and at most the context, {context}")

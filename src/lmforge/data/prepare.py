@@ -55,7 +55,7 @@ def prepare(
     core) and change nothing in the result. Logs what it did. Raises UsageError for wrong input, and NotPrepared
     instead of working when `make` is false.
     """
-    given = _given_tokenizer(tokenizer, vocab_size)
+    given = given_tokenizer(tokenizer, vocab_size)
     root = Path(cache) / "tokens"
     digest = _digest(source, root)
     folder = root / f"{source.kind}-{_key(source, digest, vocab_size, given)}"
@@ -70,7 +70,7 @@ def prepare(
     return folder
 
 
-def _given_tokenizer(path: str | None, vocab_size: int) -> Tokenizer | None:
+def given_tokenizer(path: str | None, vocab_size: int) -> Tokenizer | None:
     if path is None:
         check_vocab_size(vocab_size)
         return None

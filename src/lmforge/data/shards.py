@@ -255,13 +255,6 @@ class TokenShards:
             found[here] = self._files[number][index[here] - self._starts[number]]
         return found
 
-    def check_vocabulary(self, rows: int) -> None:
-        """Raises UsageError when a model with `rows` embedding rows cannot take these ids."""
-        if rows < self.size:
-            raise UsageError(
-                f"model.vocab_size={rows} is too small for the tokens in {self.folder}: {self.size} > {rows}"
-            )
-
     def verify(self) -> None:
         """Reads every file and compares its sha256 with the manifest; UsageError names the first that differs."""
         for shard in self.manifest["splits"][self.split]["shards"]:

@@ -76,7 +76,7 @@ def _of_the_run(cfg: DictConfig, data: TokenWindows, checkpoint: Checkpoint | Ex
     if not run.config_file.is_file() or run.path.resolve() != Path(cfg.run).resolve():
         return False
     own, here = run.load().data, cfg.data
-    same = all(own.get(key) == here.get(key) for key in ("_target_", "path", "sources", "context", "overlap"))
+    same = all(own.get(key) == here.get(key) for key in ("_target_", "path", "name", "sources", "context", "overlap"))
     identity = data.manifest.get("split_sha256"), data.manifest.get("tokenizer")
     return same and identity == (checkpoint.state.get("split"), checkpoint.tokenizer)
 

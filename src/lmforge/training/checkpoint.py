@@ -4,6 +4,7 @@
         weights-00000.safetensors     rank 0's pieces of the weights, under the network's own parameter names
         optimizer-00000.safetensors   `<parameter>/<slot>`
         local-00000.safetensors       what belongs to that rank alone (its metric sums)
+        data-00000.json               how far that rank has read its documents, where they are streamed
         state.json                    step, counters, metrics, and bytes and sha256 of every file; written last
 
 Every piece carries its place in the whole tensor in the file's header, so any number of ranks reads what any other
@@ -80,6 +81,17 @@ def write_pieces(folder: Path, kind: str, rank: int, pieces: Mapping[str, Piece]
     save_file(values, path, metadata={"format": "pt", "places": json.dumps(places)})
     order_header(path)
     sync(path)
+    return _entry(path)
+
+
+def write_position(folder: Path, rank: int, position: Any) -> dict[str, Any]:
+    """Write where a rank is in its data, as plain JSON; returns the file's entry for `state.json`."""
+    path = folder / f"data-{rank:05d}.json"
+    write_json(path, position)
+    return _entry(path)
+
+
+def _entry(path: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest(path)}
 
 
@@ -161,6 +173,16 @@ class Checkpoint:
         if not isinstance(found, dict | None):
             raise self.broken("state.json: tokenizer cannot be that")
         return found
+
+    def position(self, rank: int) -> Any:
+        """Where a rank was in its data; None when that is the step alone."""
+        name = f"data-{rank:05d}.json"
+        if name not in self.files:
+            return None
+        try:
+            return json.loads((self.folder / name).read_bytes())
+        except (OSError, ValueError) as error:
+            raise self.broken(f"{name}: {error}") from error
 
     def verify(self) -> None:
         """Read every file once and compare its hash."""

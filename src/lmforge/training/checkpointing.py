@@ -90,7 +90,7 @@ class CheckpointCallback(pl.Callback):
             "callbacks": callbacks,
             **self.identity,
         }
-        self.saver.save(state, pieces_of(task, trainer))
+        self.saver.save(state, pieces_of(task, trainer), trainer.datamodule.position(step))  # type: ignore[attr-defined]
 
     def _due(self, trainer: pl.Trainer) -> bool:
         return self.every > 0 and trainer.global_step % self.every == 0

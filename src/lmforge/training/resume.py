@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -82,6 +83,9 @@ class Restore(pl.Callback):
         load_optimizers(pl_module.network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"))
         load_local(pl_module, self.checkpoint, trainer.global_rank, trainer.world_size)
         pl_module.load_state(state)
+        position = self.checkpoint.position(trainer.global_rank)
+        if position is not None:
+            self._go_on(trainer, position)
         pl_module.latest, pl_module.latest_step = state["metrics"], state["step"]
         self._set_step(trainer, state["step"])
 
@@ -90,6 +94,12 @@ class Restore(pl.Callback):
             saved = self.checkpoint.state["callbacks"].get(name)
             if saved:
                 self._load(name, callback, saved)
+
+    def _go_on(self, trainer: pl.Trainer, position: Any) -> None:
+        try:
+            trainer.datamodule.go_on(self.checkpoint.step, position)  # type: ignore[attr-defined]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.checkpoint.broken(f"the position in the data cannot be that: {error}") from error
 
     def _load(self, name: str, callback: pl.Callback, saved: dict[str, object]) -> None:
         try:
@@ -162,9 +172,17 @@ def find_checkpoint(folder: Path, word: str, keep: Keep, report: Callable[[str],
     return newest
 
 
-def check_data(checkpoint: Checkpoint | None, fingerprint: str) -> None:
+def check_data(checkpoint: Checkpoint | None, data: TokenWindows) -> None:
     """The order of samples must be the one the checkpoint counted in; raises UsageError when it is not."""
-    if checkpoint is not None and checkpoint.state["data"] != fingerprint:
+    if checkpoint is None:
+        return
+    fingerprint, ranks = data.fingerprint, checkpoint.state["world_size"]
+    if checkpoint.position(0) is not None and ranks != data.plan.world:
+        raise UsageError(
+            f"trainer.devices: {checkpoint.folder} holds where each of {ranks} ranks was in its share of a stream, so "
+            f"{data.plan.world} cannot go on; resume on {ranks}, or weights= starts anew"
+        )
+    if checkpoint.state["data"] != fingerprint:
         raise UsageError(
             f"resume: the data are not those of {checkpoint.folder} (fingerprint {checkpoint.state['data']}, now "
             f"{fingerprint}); the text, the tokenizer, the context, the batch or the seed has changed. "

@@ -26,6 +26,7 @@ from lmforge.training.checkpoint import (
     sync,
     write_json,
     write_pieces,
+    write_position,
 )
 
 OTHER_RANKS_SECONDS = 600.0  # how long rank 0 waits for the others' parts
@@ -110,13 +111,14 @@ class Saver:
         self.buffers: dict[str, Tensor] = {}
         self.blocked_seconds = 0.0
 
-    def save(self, state: dict[str, Any], pieces: dict[str, dict[str, Piece]]) -> None:
-        """Start writing `pieces` (by kind) and `state`; returns when the copy is taken. Call on every rank."""
+    def save(self, state: dict[str, Any], pieces: dict[str, dict[str, Piece]], position: Any = None) -> None:
+        """Start writing `pieces` (by kind), `state` and this rank's `position` in its data, where that is not the step
+        alone; returns when the copy is taken. Call on every rank."""
         began = time.perf_counter()
         self.wait()
         copies = {kind: {name: self._copy(f"{kind}/{name}", p) for name, p in pieces[kind].items()} for kind in KINDS}
         self.written.clear()
-        self.thread = threading.Thread(target=self._run, args=(state, copies), name="checkpoint-writer")
+        self.thread = threading.Thread(target=self._run, args=(state, copies, position), name="checkpoint-writer")
         self.thread.start()
         self.blocked_seconds += time.perf_counter() - began
 
@@ -157,11 +159,11 @@ class Saver:
             self.buffers[key] = buffer
         return replace(piece, values=buffer.copy_(piece.values))
 
-    def _run(self, state: dict[str, Any], copies: dict[str, dict[str, Piece]]) -> None:
+    def _run(self, state: dict[str, Any], copies: dict[str, dict[str, Piece]], position: Any) -> None:
         name = f"step-{state['step']:08d}"
         aside = self.folder / f".{name}.part"
         try:
-            self._write(aside, copies)
+            self._write(aside, copies, position)
             self.written.set()
             if self.rank == 0:
                 self._publish(aside, self.folder / name, state)
@@ -172,9 +174,11 @@ class Saver:
             if self.world == 1:  # else the others still write into it; the next start removes it
                 shutil.rmtree(aside, ignore_errors=True)
 
-    def _write(self, aside: Path, copies: dict[str, dict[str, Piece]]) -> None:
+    def _write(self, aside: Path, copies: dict[str, dict[str, Piece]], position: Any) -> None:
         aside.mkdir(parents=True, exist_ok=True)
         files = [write_pieces(aside, kind, self.rank, copies[kind]) for kind in KINDS if copies[kind]]
+        if position is not None:
+            files.append(write_position(aside, self.rank, position))
         write_json(aside / f"rank-{self.rank:05d}.json", files)
 
     def _publish(self, aside: Path, final: Path, state: dict[str, Any]) -> None:
