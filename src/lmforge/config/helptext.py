@@ -19,7 +19,7 @@ ABOUT = {
     "train": "Trains a language model. With nothing typed: a small GPT on the standard library's sources, offline.",
     "evaluate": "Scores a trained run: loss, perplexity, bits per byte, next-token accuracy.",
     "generate": "Continues a text with a trained run.",
-    "prepare": "Writes token shards and nothing else, on all cores; after a kill the same words go on where it stopped.",
+    "prepare": "Writes token shards and nothing else, on all cores; after a kill the same words go on.",
 }
 WORDS = {
     "train": """\
