@@ -22,7 +22,7 @@ ABOUT = {
     "evaluate": "Scores a trained run: loss, perplexity, bits per byte, next-token accuracy.",
     "generate": "Continues a text with a trained run or an export.",
     "export": "Writes a run's weights, config and tokenizer into a folder that needs nothing else.",
-    "prepare": "Writes token shards and nothing else, on all cores; killed, the same words go on where it stopped.",
+    "prepare": "Writes token shards and nothing else, on all cores; after a kill the same words go on.",
     "runs": "Lists all runs with their state, metric and disk use, and deletes those no longer wanted.",
 }
 WORDS = {

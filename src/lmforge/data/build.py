@@ -68,12 +68,13 @@ def _read(source: Source, spool: Spool, processes: Pool, shown: Meter) -> None:
     for size in processes.map(sign, ((spool.folder, part) for part in parts)):
         signed += size
         shown.show(signed)
-    if not spool.parts:
-        raise UsageError(f"data={source.kind}: no document with text in {len(source.files)} files")
 
 
 def _spooled(source: Source, spool: Spool, shown: Meter) -> Iterator[int]:
     before, report = stamps(source.files), Report(source.lenient)
+
+    def notes() -> dict[str, Any]:
+        return {"dropped": report.counts, "bad_rows": report.bad_rows}
 
     def watched() -> Iterator[Document]:
         for document in source.read(report):
@@ -83,8 +84,10 @@ def _spooled(source: Source, spool: Spool, shown: Meter) -> Iterator[int]:
             raise UsageError(f"data={source.kind}: the files changed while they were read; start again")
 
     shown.stage("reading", source.size)
-    notes = lambda: {"dropped": report.counts, "bad_rows": report.bad_rows}  # noqa: E731
     yield from spool.write(watched(), lambda document: family_key(SALT, source.family(document)), notes)
+    if not spool.parts:
+        left_out = ", ".join(f"{count} {why}" for why, count in report.counts.items())
+        raise UsageError(f"data={source.kind}: no document with text (left out: {left_out or 'nothing'})")
     shown.stage("signing", int(spool.facts["bytes"].sum()))
 
 
@@ -184,20 +187,21 @@ def _encode(decided: _Decided, processes: Pool, shown: Meter) -> None:
 
 def _write(decided: _Decided, tokenizer: Tokenizer, folder: Path) -> None:
     spool, splits, facts = decided
-    each: Callable[[Callable[[int], Any]], dict[str, Any]] = lambda make: {  # noqa: E731
-        split: make(number) for number, split in enumerate(SPLITS)
-    }
-    facts["split_sha256"] = split_digest(each(lambda split: _names(spool, splits, split)))
+    facts["split_sha256"] = split_digest(_each(lambda split: _names(spool, splits, split)))
     write_shards(
         folder,
-        each(lambda split: _tokens(spool, splits, split, token_dtype(tokenizer.size))),
+        _each(lambda split: _tokens(spool, splits, split, token_dtype(tokenizer.size))),
         tokenizer.size,
         tokenizer,
         facts,
-        each(lambda split: {"bytes": int(spool.facts["bytes"][splits == split].sum())}),
-        names=each(lambda split: _names(spool, splits, split)),
+        _each(lambda split: {"bytes": int(spool.facts["bytes"][splits == split].sum())}),
+        names=_each(lambda split: _names(spool, splits, split)),
         beside={REPORT: {"dropped": facts["dropped"], "bad_rows": facts["bad_rows"]}},
     )
+
+
+def _each(make: Callable[[int], Any]) -> dict[str, Any]:
+    return {split: make(number) for number, split in enumerate(SPLITS)}
 
 
 def _names(spool: Spool, splits: np.ndarray, split: int) -> Iterator[str]:
