@@ -45,8 +45,9 @@ types: $(VENV)/.installed-dev  ## static types
 format: $(VENV)/.installed-dev  ## put code into shape
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
+# Without --quiet, under which mkdocs counts no warnings and --strict never fails.
 docs: $(VENV)/.installed-dev  ## build the documentation into site/, offline; a dead link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: $(VENV)/.installed-dev  ## show the documentation while you write it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

@@ -34,7 +34,7 @@ class Entry:
 def about(file: Path) -> str:
     """The comment at the top of a file, before its first key or blank line."""
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line != "# @package _global_"]
-    head = []
+    head: list[str] = []
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
         if not line.startswith("#") or (
             head and not after.startswith("#") and re.match(r"(?!defaults|_target_)\w+:", after)
@@ -46,7 +46,9 @@ def about(file: Path) -> str:
 
 def comments(file: Path) -> dict[str, str]:
     """Dotted key -> the comment above it."""
-    found, path, comment = {}, [], ""
+    found: dict[str, str] = {}
+    path: list[str] = []
+    comment = ""
     for line in file.read_text(encoding="utf-8").splitlines():
         key = re.match(r"( *)([\w.-]+):", line)
         if key:

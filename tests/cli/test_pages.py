@@ -11,7 +11,7 @@ from project_copy import copy_project
 
 WITH_COMMANDS = [
     page for page in pages() if commands(page.read_text()) and page.name != "fork.md"
-]  # tests/test_update.py
+]  # tests/test_fork.py
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)

@@ -116,7 +116,7 @@ class GPT(nn.Module):
     Parameters are filled by `initial_value`, name by name, never at construction: build under `torch.device("meta")`.
     """
 
-    block_class = Block
+    block_class: type[Block] = Block
 
     def __init__(
         self,
@@ -153,7 +153,9 @@ class GPT(nn.Module):
         for layer in range(n_layer):
             attention = Attention(layer, d_model, n_head, n_kv_head, self.head_dim, qk_norm, bias)
             ff = FeedForward(d_model, d_ff, activation, bias)
-            self.blocks[str(layer)] = Block(attention, ff, (make_norm(), make_norm()), norm_place == "pre", dropout)
+            self.blocks[str(layer)] = self.block_class(
+                attention, ff, (make_norm(), make_norm()), norm_place == "pre", dropout
+            )
         self.norm = make_norm()
         self.head = None if tied else nn.Linear(d_model, vocab_size, bias=False)
 
