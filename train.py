@@ -18,6 +18,7 @@ def train(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     """Build what a checked config names, train it, and return its summary (empty when it was preempted)."""
     from lmforge.config.batch import batch_plan
     from lmforge.training import assemble, callbacks, resume, summary
+    from lmforge.training.out_of_memory import explained
 
     assemble.quiet()
     assemble.keep_memory()
@@ -42,7 +43,8 @@ def train(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     )
     callbacks.keep_tokenizer(run, data)
     assemble.announce(cfg, run, task, plan, trainer, checkpoint)
-    trainer.fit(task, data)
+    with explained(trainer):
+        trainer.fit(task, data)
 
     resume.leave_if_stopped(trainer, run)
     result = summary.summarise(trainer, task, data, reason)

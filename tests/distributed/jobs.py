@@ -52,6 +52,13 @@ def watched(plain: dict[str, Any], folder: str, *changes: Change) -> Facts:
     return facts
 
 
+def unwatched(plain: dict[str, Any], folder: str, *changes: Change) -> None:
+    """Train after `changes`; whatever ends the training is raised."""
+    for change in changes:
+        change()
+    tiny.train(plain, folder)
+
+
 def watch(facts: Facts) -> None:
     fetch, seed, count, leave = Windows.__getitem__, UpdateTask._seed, CausalLM.count, resume.leave_if_stopped
 
@@ -192,13 +199,13 @@ def signal_at(rank: int, step: int, number: int = signal.SIGTERM) -> None:
     UpdateTask._seed = told  # type: ignore[method-assign]
 
 
-def unwritable(rank: int) -> None:
-    """One rank's disk is full."""
+def unwritable(rank: int, error: BaseException | None = None, step: str = "") -> None:
+    """One rank's disk is full, or it fails otherwise when it writes the checkpoint of a step."""
     write = saving.write_pieces
 
     def full(folder: Path, kind: str, writer: int, pieces: Any) -> Any:
-        if writer == rank:
-            raise OSError(28, "No space left on device")
+        if writer == rank and step in folder.name:
+            raise error or OSError(28, "No space left on device")
         return write(folder, kind, writer, pieces)
 
     saving.write_pieces = full
@@ -218,14 +225,48 @@ def random_rows() -> None:
 
 def error_at(rank: int, step: int) -> None:
     """One rank fails with an ordinary error."""
+    _at(rank, step, partial(_fail, RuntimeError("told to fail")))
+
+
+def kill_at(rank: int, step: int) -> None:
+    """One rank is killed as the kernel does it when memory runs out."""
+    _at(rank, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def leave_at(rank: int, step: int, code: int) -> None:
+    """One rank ends with a code of its own, and notes it as the front door does."""
+    _at(rank, step, partial(_leave, code))
+
+
+def _leave(code: int) -> None:
+    (run,) = Path("runs/default").iterdir()
+    (run / "exit_code").write_text(f"{code}\n")
+    os._exit(code)
+
+
+def no_memory_at(rank: int, step: int, where: str) -> None:
+    """One rank's allocator fails, in a step or while it writes the checkpoint after it."""
+    if where == "saving":
+        unwritable(rank, MemoryError(), f"step-{step:08d}")
+    else:
+        error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes")
+        _at(rank, step, partial(_fail, error))
+
+
+def _fail(error: BaseException) -> None:
+    raise error
+
+
+def _at(rank: int, step: int, act: Callable[[], None]) -> None:
     seed = UpdateTask._seed
 
-    def fail(task: UpdateTask, now: int) -> None:
+    def seeded(task: UpdateTask, now: int) -> None:
         seed(task, now)
+        task.micro_batch = 1
         if task.global_rank == rank and now == step:
-            raise RuntimeError("told to fail")
+            act()
 
-    UpdateTask._seed = fail  # type: ignore[method-assign]
+    UpdateTask._seed = seeded  # type: ignore[method-assign]
 
 
 def stop_after(step: int, rank: int = 0) -> Change:

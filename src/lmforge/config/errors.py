@@ -68,12 +68,38 @@ class Terminated(ExitError):
     exit_code = Exit.SIGTERM
 
 
+class RankLost(ExitError):
+    """Another rank of the run has died; ends with its exit code where that is one of this table."""
+
+    def __init__(self, message: str, exit_code: Exit = Exit.FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+# What it is called when memory runs out: by torch's allocators, the C++ and C libraries, threads, loader workers.
+NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "out of memory",
+    "can't start new thread",
+    "is killed by signal: Killed",
+)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is that memory ran out; torch's are recognised without importing torch."""
+    if error is None:
+        return False
+    if isinstance(error, MemoryError | OutOfMemory) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    told = isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in NO_MEMORY)
+    return told or is_out_of_memory(error.__cause__)
+
+
 def exit_code_of(error: BaseException) -> Exit:
-    """The exit code an escaped exception stands for; torch's out-of-memory is recognised without importing torch."""
+    """The exit code an escaped exception stands for."""
     if isinstance(error, ExitError):
         return error.exit_code
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Exit.OUT_OF_MEMORY
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
-        return Exit.OUT_OF_MEMORY
-    return Exit.FAILED
+    return Exit.OUT_OF_MEMORY if is_out_of_memory(error) else Exit.FAILED

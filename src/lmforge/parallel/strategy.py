@@ -1,9 +1,29 @@
 """The Lightning strategy for several processes: it launches and connects them; the plan shards the network."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+from lmforge.parallel.watch import Watch
+
+
+class _Launcher(_SubprocessScriptLauncher):
+    """Lightning's own observer looks every 5 s and then kills this process too, whatever it is saving or about to say;
+    the watch takes its place."""
+
+    watch: Watch
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            self._call_children_scripts()
+            first = self.cluster_environment.node_rank() * self.num_processes
+            for local_rank, process in enumerate(self.procs, 1):
+                self.watch.add(first + local_rank, process.pid, process)
+        return function(*args, **kwargs)
 
 
 class MeshStrategy(DDPStrategy):
@@ -13,6 +33,15 @@ class MeshStrategy(DDPStrategy):
     converted or broadcast here, and training, validation and test run on the very same objects.
     """
 
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.watch = Watch()
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        self._launcher = _Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+        self._launcher.watch = self.watch
+
     def setup(self, trainer: Any) -> None:
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
@@ -20,6 +49,7 @@ class MeshStrategy(DDPStrategy):
             self.setup_optimizers(trainer)
 
     def teardown(self) -> None:
+        self.watch.done = True
         super().teardown()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -53,6 +53,7 @@ class UpdateTask(pl.LightningModule):
         self.tokens = 0  # target tokens since the start of the run
         self.skipped = 0  # updates left out because something was not finite
         self.failures = 0  # of these the last ones in a row
+        self.micro_batch = 0  # the one that is computed, counted from 1 in its update
         self.learning_rate = 0.0
         self.gradient_norm = torch.zeros(())
         self.latest: dict[str, float] = {}  # metrics of the last validation, which ran after step `latest_step`
@@ -109,8 +110,8 @@ class UpdateTask(pl.LightningModule):
         """Forward and backward of each micro-batch; gradients meet the other ranks' after the last one."""
         assert self.parallel is not None
         counted = []
-        for index, batch in enumerate(micro_batches):
-            with self.parallel.sync(index == len(micro_batches) - 1):
+        for self.micro_batch, batch in enumerate(micro_batches, 1):
+            with self.parallel.sync(self.micro_batch == len(micro_batches)):
                 counts = self.count(batch)
                 # a loss that is not finite can have finite gradients; this way every rank sees it in them
                 seen = torch.where(counts.loss.isfinite(), 1.0, torch.nan)

@@ -20,6 +20,7 @@ from lmforge.training.assemble import device_type, entries, make_precision, warn
 from lmforge.training.checkpoint import Checkpoint, PieceReader
 from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.logbook import Logbook
+from lmforge.training.out_of_memory import MemoryGuard
 from lmforge.training.peak import matmul_peak
 from lmforge.training.preemption import Preemption
 from lmforge.training.resume import Restore, StartFrom
@@ -30,7 +31,8 @@ from lmforge.training.saving import measurable
 def make_callbacks(
     cfg: DictConfig, run: RunFolder, data: TokenWindows, checkpoint: Checkpoint | None, start: PieceReader | None
 ) -> list[pl.Callback]:
-    """State first, then what writes the log, then what saves: a checkpoint is never ahead of its log."""
+    """What watches first, then state, then what writes the log, then what saves: a checkpoint is never ahead of its
+    log."""
     monitors = _monitors(cfg, data)
     late: dict[str, dict[str, Any]] = {
         "checkpoint": {
@@ -50,7 +52,8 @@ def make_callbacks(
     checkpointing = [callback for callback in named.values() if isinstance(callback, CheckpointCallback)]
     others = [callback for callback in named.values() if callback not in checkpointing]
     first: list[pl.Callback] = [Restore(checkpoint)] if checkpoint else [StartFrom(start)] if start else []
-    return [*first, Logbook(cfg.trainer.log_every_n_steps), *others, *checkpointing, Preemption()]
+    logbook = Logbook(cfg.trainer.log_every_n_steps)
+    return [MemoryGuard(cfg, run), *first, logbook, *others, *checkpointing, Preemption()]
 
 
 def _monitors(cfg: DictConfig, data: TokenWindows) -> dict[str, dict[str, str]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lmforge.config.errors import UsageError
+from lmforge.config.errors import Exit, OutOfMemory, UsageError, exit_code_of, is_out_of_memory
 from lmforge.parallel.control import Control
 from lmforge.training.checkpoint import (
     FORMAT,
@@ -137,14 +137,19 @@ class Saver:
         """`wait` for all ranks together: when one could not do its part no other waits for it, and all raise."""
         if self.thread is not None:
             self.written.wait()
-        if control.any(self.failed()):
+        codes = control.gather(self.failed())
+        if any(codes):
             self.patience = 0.0
         self.join()
-        if control.any(self.failed()):
+        codes += control.gather(self.failed())
+        if Exit.OUT_OF_MEMORY in codes and not is_out_of_memory(self.error):
+            raise OutOfMemory("another rank had no memory to write its part of a checkpoint")
+        if any(codes):
             raise self.error or RuntimeError("another rank could not write its part of a checkpoint")
 
     def failed(self) -> int:
-        return int(self.error is not None)
+        """The exit code that what went wrong here stands for, 0 when nothing did."""
+        return 0 if self.error is None else int(exit_code_of(self.error))
 
     def clean(self) -> None:
         """Remove what an interrupted save left behind. Rank 0, before any rank saves."""
