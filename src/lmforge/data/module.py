@@ -93,7 +93,7 @@ class TokenWindows(pl.LightningDataModule):
     def val_dataloader(self) -> Any:
         return self.scoring_loader("val") if self.has("val") else []
 
-    def scoring_loader(self, split: str) -> "DataLoader[Window]":
+    def scoring_loader(self, split: str) -> "Loader":
         """Every target of a split once, in order; all ranks get the same number of batches, some without targets."""
         if not self.has(split):
             raise UsageError(f"split={split}: {self.folder} has no tokens in it; it has {', '.join(self._splits())}")
@@ -119,7 +119,9 @@ class TokenWindows(pl.LightningDataModule):
         accumulation = -(-self.plan.sequences // (world * self.plan.micro))
         return rank, replace(self.plan, world=world, accumulation=accumulation)
 
-    def _loader(self, windows: Windows, updates: range) -> "DataLoader[Window]":
+    def _loader(self, windows: Windows, updates: range) -> "Loader":
+        if not (self.num_workers or self.pin_memory):
+            return _Plain(windows, updates)
         return DataLoader(
             windows,
             sampler=updates,
@@ -132,10 +134,26 @@ class TokenWindows(pl.LightningDataModule):
         )
 
 
+class _Plain:
+    """Windows one after the other, built here: `DataLoader` would cost more than most of them."""
+
+    def __init__(self, windows: Windows, updates: range):
+        self.windows, self.updates = windows, updates
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    def __iter__(self) -> Iterator[Window]:
+        return map(self.windows.__getitem__, self.updates)
+
+
+Loader = DataLoader[Window] | _Plain
+
+
 class TimedLoader:
     """A loader that adds up how long its user waited for it, and how long samples took to build."""
 
-    def __init__(self, loader: "DataLoader[Window]"):
+    def __init__(self, loader: Loader):
         self.loader = loader
         self.wait_seconds = 0.0
         self.build_seconds = 0.0
