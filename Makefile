@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint types format clean
+.PHONY: help setup train test test-all bench lint types format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,23 @@ test: $(VENV)/.installed-dev  ## run the tests (not the slow ones)
 test-all: $(VENV)/.installed-dev  ## run all tests, the slow ones too
 	$(BIN)/python -m pytest $(ARGS)
 
+# Peers live in an environment of their own: once installed, Lightning would import transformers at every start. The
+# core one shows what a start costs where nothing optional is installed. litgpt's own pins are older than what it runs
+# with, hence --no-deps.
+.venv-bench/.installed: benchmarks/requirements.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sweep]' -r benchmarks/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-nodeps.txt
+	@touch $@
+
+.venv-core/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-core
+	.venv-core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+bench: .venv-bench/.installed .venv-core/.installed  ## speed beside the peers, a table and reports/bench.json (ARGS=--quick)
+	.venv-bench/bin/python -m benchmarks $(ARGS)
+
 lint: $(VENV)/.installed-dev  ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
@@ -45,4 +62,4 @@ format: $(VENV)/.installed-dev  ## put code into shape
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 clean:  ## remove what can be made again (not runs/)
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .venv-bench .venv-core .cache .pytest_cache .ruff_cache .mypy_cache

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.contest import Turn
-from lmforge.data.packing import IGNORED
 
 Batch = tuple[Tensor, Tensor]
+IGNORED = -100  # a label that no loss counts
+RATE, WARMUP = 1e-3, 50  # steps
 
 
 class Layer(nn.Module):
@@ -88,7 +89,7 @@ def loop(
     turn: Turn, next_batch: Callable[[int], Batch], forward: Callable[[Tensor], Tensor], network: nn.Module, every: int
 ) -> None:
     """The plain loop on any network, `every` updates a turn."""
-    optimizer = make_adamw(network, lr=1e-3)
+    optimizer = make_adamw(network, RATE)
     turn()
     step = 0
     while True:
@@ -96,6 +97,8 @@ def loop(
         for _ in range(every):
             ids, labels = next_batch(step)
             step += 1
+            for group in optimizer.param_groups:
+                group["lr"] = RATE * min(1.0, step / WARMUP)
             loss = plain_loss(forward(ids), labels)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

@@ -47,7 +47,9 @@ def _row(cells: tuple[str, ...], widths: tuple[int, ...]) -> list[str]:
     ]
     height = max(map(len, columns))
     padded = [column + [""] * (height - len(column)) for column in columns]
-    table = ["  ".join(text.ljust(w) for text, w in zip(parts, widths, strict=True)) for parts in zip(*padded, strict=True)]
+    table = [
+        "  ".join(text.ljust(w) for text, w in zip(parts, widths, strict=True)) for parts in zip(*padded, strict=True)
+    ]
     return [*table, ""] if height > 1 else table
 
 

@@ -24,8 +24,8 @@ def words(shards: Path, size: dict[str, Any]) -> list[str]:
     model.d_model={size["width"]} model.d_ff={4 * size["width"]} model.norm=layer model.qk_norm=false
     model.positions=learned model.activation=gelu model.tied=true
     batch.tokens=null batch.sequences={size["batch"]} batch.micro_sequences={size["batch"]}
-    optimizer=adamw optimizer.lr=1e-3 optimizer.betas=0.9,0.99 optimizer.weight_decay=0.1
-    schedule=constant schedule.warmup=0 callbacks.checkpoint.monitor=val/loss
+    optimizer=adamw optimizer.lr={nanogpt.RATE} optimizer.betas=0.9,0.99 optimizer.weight_decay=0.1
+    schedule=constant schedule.warmup={nanogpt.WARMUP} callbacks.checkpoint.monitor=val/loss
     callbacks.checkpoint.every_n_steps=1000000
     """.split()
 
