@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all test-lowest test-newest lint types format docs docs-serve config-reference \
+.PHONY: help setup train test test-all test-lowest test-newest bench lint types format docs docs-serve config-reference \
         rename docker-build docker-run clean
 
 help:  ## list the targets
@@ -35,6 +35,23 @@ test: $(VENV)/.installed-dev  ## run the tests (not the slow ones)
 
 test-all: $(VENV)/.installed-dev  ## run all tests, the slow ones too
 	$(BIN)/python -m pytest $(ARGS)
+
+# Peers live in an environment of their own: once installed, Lightning would import transformers at every start. The
+# core one shows what a start costs where nothing optional is installed. litgpt's own pins are older than what it runs
+# with, hence --no-deps.
+.venv-bench/.installed: benchmarks/requirements.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sweep]' -r benchmarks/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-nodeps.txt
+	@touch $@
+
+.venv-core/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-core
+	.venv-core/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+bench: .venv-bench/.installed .venv-core/.installed  ## speed beside the peers, a table and reports/bench.json (ARGS=--quick)
+	.venv-bench/bin/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -121,6 +121,8 @@ def test_workers_yield_what_the_process_itself_does(tmp_path) -> None:
 class RandomRows(PackedRows):
     """Rows that a fork might write: one number from each global random stream in place of tokens."""
 
+    draws = True
+
     def batch(self, rows: np.ndarray) -> dict[str, Tensor]:
         numbers = torch.tensor([[random.random(), np.random.random(), torch.rand(()).item()]] * len(rows))
         return {**super().batch(rows), "numbers": numbers}
@@ -152,3 +154,23 @@ def test_random_streams_depend_neither_on_workers_nor_on_where_a_run_was_resumed
     assert alone[3:] == draws(tmp_path / "s", workers=0, start=3)
     monkeypatch.setattr("lmforge.data.windows.seed_streams", lambda *key: None)
     assert alone != draws(tmp_path / "s", workers=2)
+
+
+def test_rows_that_draw_without_saying_so_are_refused(tmp_path, monkeypatch) -> None:
+    """Several windows are built at once, so a number that one of them drew would hang on the others."""
+    packed(tmp_path / "s", [list(range(65))], 8)
+    monkeypatch.setattr(RandomRows, "draws", False)
+    with pytest.raises(RuntimeError, match="RandomRows uses the global random streams"):
+        draws(tmp_path / "s", workers=0)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_windows_do_not_depend_on_how_many_are_built_at_once(rows, monkeypatch, at_once) -> None:
+    monkeypatch.setattr("lmforge.data.windows.MOST", at_once)
+    stream = windows(rows, 4, micro=2, samples=22)
+    for update in (0, 1, 2, 5, 4, 3):
+        alone = windows(rows, 4, micro=2, samples=22)[update]
+        found = stream[update]
+        assert (found["targets"], found["samples"]) == (alone["targets"], alone["samples"])
+        for batch, other in zip(found["micro_batches"], alone["micro_batches"], strict=True):
+            assert all(batch[name].equal(other[name]) for name in other)

@@ -108,7 +108,7 @@ class TokenWindows(pl.LightningDataModule):
     def val_dataloader(self) -> Any:
         return self.scoring_loader("val") if self.has("val") else []
 
-    def scoring_loader(self, split: str) -> "DataLoader[Window]":
+    def scoring_loader(self, split: str) -> "Loader":
         """Every target of a split once, in order; all ranks get the same number of batches, some without targets."""
         if not self.has(split):
             raise UsageError(f"split={split}: {self.folder} has no tokens in it; it has {', '.join(self._splits())}")
@@ -149,7 +149,9 @@ class TokenWindows(pl.LightningDataModule):
         accumulation = -(-self.plan.sequences // (world * self.plan.micro))
         return rank, replace(self.plan, world=world, accumulation=accumulation)
 
-    def _loader(self, windows: "Dataset[Window]", updates: Sequence[int]) -> "DataLoader[Window]":
+    def _loader(self, windows: "Dataset[Window]", updates: Sequence[int]) -> "Loader":
+        if not (self.num_workers or self.pin_memory):
+            return _Plain(windows, updates)
         return DataLoader(
             windows,
             sampler=updates,
@@ -176,10 +178,26 @@ def train_rows(folder: Path, context: int, limit: int | None) -> PackedRows:
     return rows
 
 
+class _Plain:
+    """Windows one after the other, built here: `DataLoader` would cost more than most of them."""
+
+    def __init__(self, windows: "Dataset[Window]", updates: Sequence[int]):
+        self.windows, self.updates = windows, updates
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    def __iter__(self) -> Iterator[Window]:
+        return map(self.windows.__getitem__, self.updates)
+
+
+Loader = DataLoader[Window] | _Plain
+
+
 class TimedLoader:
     """A loader that adds up how long its user waited for it, and how long samples took to build."""
 
-    def __init__(self, loader: "DataLoader[Window]"):
+    def __init__(self, loader: Loader):
         self.loader = loader
         self.wait_seconds = 0.0
         self.build_seconds = 0.0

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 _ROUNDS = 6
+TOGETHER = 2048  # samples: numpy's calls, not its work, are what a few of them cost
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -22,15 +23,16 @@ def permute(index: Integers, size: int, key: NDArray[np.uint64]) -> Integers:
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    value = index.astype(np.uint64)
-    outside = np.ones(value.shape, dtype=bool)
-    while outside.any():
-        left, right = value >> shift, value & mask
-        for step in range(_ROUNDS):
-            left, right = right, left ^ (_mix(right ^ _mix(key + np.uint64(step))) & mask)
-        value = np.where(outside, (left << shift) | right, value)
-        outside = value >= np.uint64(size)
-    return value.astype(np.int64)
+    value = index.astype(np.uint64).ravel()
+    keys = [np.broadcast_to(_mix(key + np.uint64(step)), index.shape).ravel() for step in range(_ROUNDS)]
+    walking = np.arange(value.size)
+    while walking.size:
+        left, right = value[walking] >> shift, value[walking] & mask
+        for each in keys:
+            left, right = right, left ^ (_mix(right ^ each[walking]) & mask)
+        value[walking] = (left << shift) | right
+        walking = walking[value[walking] >= np.uint64(size)]
+    return value.astype(np.int64).reshape(index.shape)
 
 
 class SampleOrder:
@@ -39,7 +41,21 @@ class SampleOrder:
     def __init__(self, size: int, seed: int, shuffle: bool = True):
         self.size, self.seed, self.shuffle = size, seed, shuffle
 
+        self.known: tuple[int, Integers] = (0, np.empty(0, np.int64))
+
     def __call__(self, numbers: Integers) -> Integers:
+        """The rows of any samples; those around the last ones asked for are at hand."""
+        if not numbers.size:
+            return numbers
+        first, last = int(numbers.min()), int(numbers.max())
+        if last - first > TOGETHER:
+            return self._rows(numbers)
+        start, rows = self.known
+        if not start <= first <= last < start + len(rows):
+            self.known = start, rows = first, self._rows(np.arange(first, first + 2 * TOGETHER))
+        return rows[numbers - start]
+
+    def _rows(self, numbers: Integers) -> Integers:
         epoch, index = np.divmod(numbers, self.size)
         if not self.shuffle:
             return index

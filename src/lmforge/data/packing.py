@@ -22,7 +22,7 @@ class Tokens(Protocol):
     @property
     def offsets(self) -> Integers: ...
 
-    def gather(self, index: Integers) -> Integers: ...
+    def rows(self, start: Integers, width: int) -> Integers: ...
 
 
 class PackedRows:
@@ -40,6 +40,7 @@ class PackedRows:
         targets = shards.n_tokens - 1
         rows = 0 if targets < 1 else 1 + max(0, -(-(targets - context) // self.stride))
         self.rows = rows if limit is None else min(rows, limit)
+        self.place = np.arange(context)
 
     def __len__(self) -> int:
         return self.rows
@@ -49,30 +50,37 @@ class PackedRows:
 
         A row number of `EMPTY`, and what lies beyond the last token, has ignored labels only.
         """
-        start = np.maximum(rows, 0)[:, None] * self.stride
-        place = start + np.arange(self.context + 1)
-        tokens = self.shards.gather(np.minimum(place, self.shards.n_tokens - 1))
-        doc_ids, positions = self._documents(start[:, 0])
-        target = (doc_ids[:, 1:] == doc_ids[:, :-1]) & (place[:, 1:] < self.shards.n_tokens) & (rows[:, None] >= 0)
-        target[rows > 0, : self.context - self.stride] = False  # the row before has scored them
-        arrays = {
-            "input_ids": tokens[:, :-1],
-            "labels": np.where(target, tokens[:, 1:], IGNORED),
-            "doc_ids": doc_ids[:, :-1],
-            "positions": positions[:, :-1],
-        }
-        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        start = np.maximum(rows, 0) * self.stride
+        labels = self.shards.rows(start + 1, self.context)
+        row, column = self._borders(start)
+        labels[row, column - 1] = IGNORED
+        labels[rows > 0, : self.context - self.stride] = IGNORED  # the row before has scored them
+        late = np.flatnonzero(start + self.context >= self.shards.n_tokens)
+        labels[late] = np.where(start[late, None] + self.place < self.shards.n_tokens - 1, labels[late], IGNORED)
+        labels[rows < 0] = IGNORED
+        doc_ids, positions = self._documents(len(rows), row, column)
+        tokens = self.shards.rows(start, self.context)
+        arrays = {"input_ids": tokens, "labels": labels, "doc_ids": doc_ids, "positions": positions}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _documents(self, start: Integers) -> tuple[Integers, Integers]:
-        """Document number within the row and position within the document, for `context + 1` places a row."""
-        offsets, width = self.shards.offsets, self.context + 1
+    def _borders(self, start: Integers) -> tuple[Integers, Integers]:
+        """Row and column of every document's first token among the `context` tokens after each row's first one."""
+        offsets = np.asarray(self.shards.offsets)  # indexes faster than a memory map
         first = np.searchsorted(offsets, start, side="right")
-        last = np.searchsorted(offsets, start + width, side="left")
-        row = np.repeat(np.arange(len(start)), last - first)
-        within = np.arange(len(row)) - np.repeat(np.cumsum(last - first) - (last - first), last - first)
-        column = offsets[first[row] + within] - start[row]
-        begins = np.zeros((len(start), width), dtype=np.int64)
-        begins[row, column] = 1
-        place = np.arange(width)
-        began = np.maximum.accumulate(np.where(begins == 1, place, 0), axis=1)
-        return np.cumsum(begins, axis=1), place - began
+        count = np.searchsorted(offsets, start + self.context, side="right") - first
+        row = np.repeat(np.arange(len(start)), count)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        return row, offsets[first[row] + within] - start[row]
+
+    def _documents(self, rows: int, row: Integers, column: Integers) -> tuple[Integers, Integers]:
+        """Document number within the row and position within the document, where documents begin as given."""
+        doc_ids = np.zeros((rows, self.context), np.int64)
+        positions = np.broadcast_to(self.place, doc_ids.shape).copy()
+        row, column = row[column < self.context], column[column < self.context]
+        doc_ids[row, column] = 1
+        cut, which = np.unique(row, return_inverse=True)  # rows of one document, most of them, are done
+        began = np.zeros((len(cut), self.context), np.int64)
+        began[which, column] = column
+        positions[cut] -= np.maximum.accumulate(began, axis=1)
+        doc_ids[cut] = np.cumsum(doc_ids[cut], axis=1)
+        return doc_ids, positions

@@ -1,6 +1,7 @@
 """Random numbers as a function of what they are for, so that no generator's state has to be saved or shared."""
 
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,3 +15,9 @@ def seed_streams(*key: int) -> None:
     torch.default_generator.manual_seed(int(words[2]))  # torch.manual_seed asks every backend, ten times the cost
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(int(words[2]))
+
+
+def state_of_streams() -> tuple[object, ...]:
+    """Where the generators that `seed_streams` sets stand, to be compared."""
+    words: Any = np.random.get_state()
+    return random.getstate(), words[1].tobytes(), words[2:], torch.get_rng_state().numpy().tobytes()

@@ -255,6 +255,22 @@ class TokenShards:
             found[here] = self._files[number][index[here] - self._starts[number]]
         return found
 
+    def rows(self, start: np.ndarray, width: int) -> np.ndarray:
+        """`width` tokens from each start on, int64 [len(start), width]; past the split's end its last token again."""
+        owner = np.searchsorted(self._starts, start, side="right") - 1
+        inside = start + width <= self._starts[np.minimum(owner + 1, len(self._files))]
+        if len(self._files) == 1 and inside.all():
+            return self._cut(0, start, width).astype(np.int64)
+        found = np.empty((len(start), width), dtype=np.int64)
+        for number in np.unique(owner[inside]):
+            here = inside & (owner == number)
+            found[here] = self._cut(number, start[here] - self._starts[number], width)
+        found[~inside] = self.gather(np.minimum(start[~inside, None] + np.arange(width), self.n_tokens - 1))
+        return found
+
+    def _cut(self, file: int, start: np.ndarray, width: int) -> np.ndarray:
+        return np.lib.stride_tricks.sliding_window_view(np.asarray(self._files[file]), width)[start]
+
     def verify(self) -> None:
         """Reads every file and compares its sha256 with the manifest; UsageError names the first that differs."""
         for shard in self.manifest["splits"][self.split]["shards"]:

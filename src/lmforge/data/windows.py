@@ -1,16 +1,19 @@
 """Windows: everything one rank does for one optimizer update, fetched by its number."""
 
+import sys
 import time
 from typing import NotRequired, Protocol, TypedDict
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from lmforge.config.batch import BatchPlan
 from lmforge.data.order import Integers
 from lmforge.data.packing import EMPTY, IGNORED
-from lmforge.data.randomness import seed_streams
+from lmforge.data.randomness import seed_streams, state_of_streams
+
+AHEAD, MOST = 1 << 17, 64  # tokens that are built at once, and windows
 
 
 class Rows(Protocol):
@@ -61,31 +64,62 @@ class Windows(Dataset[Window]):
     ):
         self.rows, self.order, self.plan, self.rank, self.samples = rows, order, plan, rank, samples
         self.start_update, self.start_sample = start
+        self.built: list[Window] = []
+        self.built_from = 0
 
-    def numbers(self, update: int) -> Integers:
-        """Global sample numbers `[accumulation, micro]` of this rank, `EMPTY` where there is none."""
+    def numbers(self, updates: int | Integers) -> Integers:
+        """Global sample numbers `[windows * accumulation, micro]` of this rank, `EMPTY` where there is none."""
         plan = self.plan
         slots = np.arange(plan.accumulation * plan.world * plan.micro)
-        first = self.start_sample + (update - self.start_update) * plan.sequences
+        first = self.start_sample + (np.atleast_1d(updates)[:, None] - self.start_update) * plan.sequences
         number = np.where(slots < plan.sequences, first + slots, EMPTY)
         if self.samples is not None:
             number = np.where(number < self.samples, number, EMPTY)
-        return number.reshape(plan.accumulation, plan.world, plan.micro)[:, self.rank]
+        return number.reshape(-1, plan.world, plan.micro)[:, self.rank]
 
     def __getitem__(self, update: int) -> Window:
-        began = time.perf_counter()
+        if not 0 <= (at := update - self.built_from) < len(self.built):
+            self.built_from, at = update, 0
+            self.built = self._drawn(update) if getattr(self.rows, "draws", False) else self._ahead(update)
+        return self.built[at]
+
+    def _drawn(self, update: int) -> list[Window]:
+        """One window alone: what its rows draw must hang on its number only."""
         seed_streams(self.order.seed, self.rank, update, 0)
-        numbers = self.numbers(update)
-        rows = np.where(numbers == EMPTY, EMPTY, self.order(np.maximum(numbers, 0).ravel()).reshape(numbers.shape))
-        micro_batches = [self.rows.batch(row) for row in rows]
-        return {
-            "micro_batches": micro_batches,
-            "targets": sum(int((batch["labels"] != IGNORED).sum()) for batch in micro_batches),
-            "samples": int((numbers != EMPTY).sum()),
-            "seconds": time.perf_counter() - began,
-        }
+        return self._build(update, 1)
+
+    def _ahead(self, update: int) -> list[Window]:
+        """The windows from `update` on that hold `AHEAD` tokens: calls of numpy, not its work, are what one costs."""
+        fitting = AHEAD // (self.plan.accumulation * self.plan.micro * self.plan.context)
+        count = 1 if get_worker_info() else max(1, min(fitting, MOST, self._last() - update))
+        streams = None if self.built else state_of_streams()
+        built = self._build(update, count)
+        if streams and streams != state_of_streams():
+            raise RuntimeError(f"{type(self.rows).__name__} uses the global random streams; it needs `draws = True`")
+        return built
+
+    def _build(self, update: int, count: int) -> list[Window]:
+        began = time.perf_counter()
+        numbers = self.numbers(np.arange(update, update + count))
+        rows = np.where(numbers == EMPTY, EMPTY, self.order(np.maximum(numbers, 0)))
+        batch = self.rows.batch(rows.ravel())
+        targets = np.count_nonzero(batch["labels"].view(count, -1).numpy() != IGNORED, axis=1).tolist()
+        samples = (numbers != EMPTY).reshape(count, -1).sum(1).tolist()
+        parts = {name: values.split(self.plan.micro) for name, values in batch.items()}
+        micro = [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+        seconds, each = (time.perf_counter() - began) / count, self.plan.accumulation
+        return [
+            {"micro_batches": micro[i * each : (i + 1) * each], "targets": t, "samples": s, "seconds": seconds}
+            for i, (t, s) in enumerate(zip(targets, samples, strict=True))
+        ]
 
     def __len__(self) -> int:
         if self.samples is None:
             raise TypeError("an endless stream of windows has no length")
+        return self._last()
+
+    def _last(self) -> int:
+        """The number after the last window's; as good as none in an endless stream."""
+        if self.samples is None:
+            return sys.maxsize
         return self.start_update + -(-max(0, self.samples - self.start_sample) // self.plan.sequences)

@@ -1,0 +1,1 @@
+"""Side-by-side speed: one table, and the same numbers in reports/bench.json. `python -m benchmarks --help`."""
