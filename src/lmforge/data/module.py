@@ -181,14 +181,14 @@ def train_rows(folder: Path, context: int, limit: int | None) -> PackedRows:
 class _Plain:
     """Windows one after the other, built here: `DataLoader` would cost more than most of them."""
 
-    def __init__(self, windows: "Dataset[Window]", updates: Sequence[int]):
-        self.windows, self.updates = windows, updates
+    def __init__(self, dataset: "Dataset[Window]", updates: Sequence[int]):
+        self.dataset, self.updates = dataset, updates
 
     def __len__(self) -> int:
         return len(self.updates)
 
     def __iter__(self) -> Iterator[Window]:
-        return map(self.windows.__getitem__, self.updates)
+        return map(self.dataset.__getitem__, self.updates)
 
 
 Loader = DataLoader[Window] | _Plain

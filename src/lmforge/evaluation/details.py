@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from lmforge.data.module import TokenWindows
 from lmforge.data.order import Integers
+from lmforge.data.shards import TokenShards
 from lmforge.evaluation.calibration import Reliability
 from lmforge.evaluation.domains import DomainSums, document_names, domain_of, label_documents, totals
 from lmforge.tasks.update import UpdateTask
@@ -31,8 +32,7 @@ class Details(pl.Callback):
     def _domains(self) -> DomainSums | None:
         if self.sources:
             return DomainSums(self.sources, [])
-        shards = self.data.rows(self.split).shards
-        names = document_names(shards)
+        names = document_names(TokenShards.open(self.data.folder, self.split))
         if names is None:
             return None
         domains = [domain_of(name, self.data.manifest.get("source")) for name in names]

@@ -48,7 +48,7 @@ def label_documents(rows: PackedRows, numbers: Integers) -> Integers:
     nothing. Row i begins at token `i * stride`, and a label is the token after its place."""
     place = np.maximum(numbers, 0)[:, None] * rows.stride + np.arange(1, rows.context + 1)
     found = np.searchsorted(rows.shards.offsets, place, side="right") - 1
-    return np.minimum(found, rows.shards.n_documents - 1)
+    return np.minimum(found, len(rows.shards.offsets) - 2)
 
 
 class DomainSums(Metric):
