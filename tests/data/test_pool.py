@@ -55,7 +55,7 @@ def test_an_error_of_a_worker_is_the_error(workers):
 
 
 def test_a_killed_worker_is_named():
-    with pytest.raises(ExitError, match="was killed.*same words again"), pool(2, 0) as processes:
+    with pytest.raises(ExitError, match=r"was killed.*same words again"), pool(2, 0) as processes:
         list(processes.map(_dies, ((i,) for i in range(3))))
 
 
