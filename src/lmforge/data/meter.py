@@ -26,6 +26,7 @@ class Meter:
             if self._task is not None:
                 self._bar.remove_task(self._task)
             self._task = self._bar.add_task(name, total=total or None)
+            self._bar.refresh()
 
     def show(self, done: int) -> None:
         """Cheap enough for every document: something is drawn only when it is time."""

@@ -23,6 +23,7 @@ from lmforge.data.command import PROBLEMS_VARIABLE
 from lmforge.data.corpora import prepares, shards_of
 from lmforge.data.prepare import NotPrepared
 from lmforge.data.shard_checks import MANIFEST
+from lmforge.data.store import FAILED
 
 _POLL_SECONDS = 0.2
 
@@ -48,7 +49,7 @@ def make_missing(data: Mapping[str, Any], cache: Path, launch: Launch) -> None:
 def _failure(folder: Path) -> Path:
     """Where the processes of one launch on one machine, all children of one launcher, leave word of a failure."""
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return folder.with_name(f"{folder.name}.failed-{os.getppid()}-{again}")
+    return folder.with_name(f"{folder.name}{FAILED}{os.getppid()}-{again}")
 
 
 def _have_made(data: Mapping[str, Any], cache: Path, failure: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from lmforge.data.duplicates import Words, band_keys
 from lmforge.data.shards import TOKENIZER, token_dtype
 from lmforge.data.split import SPLITS
-from lmforge.data.spool import Spool
+from lmforge.data.spool import Spool, flush
 from lmforge.data.tokenizer import Tokenizer
 
 DROPPED = 255  # the "split" of a document that is left out
@@ -54,6 +54,7 @@ def encode(folder: Path, part: int, splits: bytes, references: bool) -> int:
         for number, document in zip(kept, map(tokenizer.document, ids), strict=True):
             file.write(document.astype(dtype).tobytes())
             counts["tokens"][number] = len(document)
+        flush(file)
     _measure(spool, part, tokenizer, counts, [n for n in kept if references and splits[n] == _VAL], kept)
     spool.save(part, "counts", counts)
     return _bytes(spool, part)

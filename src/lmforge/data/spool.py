@@ -58,6 +58,7 @@ class Spool:
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         with aside.open("wb") as file:
             np.save(file, array, allow_pickle=False)
+            flush(file)
         aside.rename(path)
 
     def has(self, part: int, suffix: str) -> bool:
@@ -129,6 +130,12 @@ class Spool:
         write_aside(self.folder / DONE, json.dumps({"parts": part, **notes()}))
 
 
+def flush(file: BinaryIO) -> None:
+    """Brings the file to the disk: what is marked as finished outlives a power cut too."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
 class _Part:
     """One part being written, or passed over when it lies there whole."""
 
@@ -158,6 +165,7 @@ class _Part:
     def finish(self) -> None:
         if self._file is None:
             return
+        flush(self._file)
         self._file.close()
         write_aside(self._spool.path(self._number, "names"), json.dumps(self.names))
         self._spool.save(self._number, "facts", np.array(self._facts, dtype=FACTS))

@@ -15,6 +15,7 @@ from lmforge.data.shards import TokenShards, read_manifest
 
 log = logging.getLogger(__name__)
 
+FAILED = ".failed-"  # in the name of a file that tells other processes of a failure
 WORK = ".work"  # suffix of the folder a preparation works in
 _VERIFY_LIMIT = 64 << 20  # bytes of shards up to which a warm call compares their sha256 too, not only their sizes
 _KEPT_SECONDS = 7 * 24 * 3600  # how long the work of a killed preparation waits for the same words to be typed again
@@ -60,8 +61,11 @@ def unwritable(root: Path, error: OSError) -> UsageError:
 
 def remove_leftovers(root: Path) -> None:
     """Removes what killed preparations left and nobody came back for, unless somebody is at work on it."""
-    for leftover in (*root.glob(f"*{WORK}"), *root.glob("*.partial")):
+    for leftover in (*root.glob(f"*{WORK}"), *root.glob("*.partial"), *root.glob(f"*{FAILED}*")):
         if time.time() - leftover.stat().st_mtime < _KEPT_SECONDS:
+            continue
+        if FAILED in leftover.name:
+            leftover.unlink(missing_ok=True)
             continue
         with (root / f"{leftover.stem}.lock").open("w") as file:
             try:
