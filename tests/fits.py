@@ -59,7 +59,7 @@ def fit(shards: Path | None, *words: str, folder: Path | None = None, also: tupl
     return Fit(folder, summary, made[-1])
 
 
-def killed(shards: Path, *words: str, step: int) -> Path:
+def killed(shards: Path | None, *words: str, step: int) -> Path:
     """The folder of a run that ended without a goodbye after `step` updates."""
     folder = new_run(compose(shards, *words)).path
 

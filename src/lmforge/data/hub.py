@@ -61,6 +61,8 @@ class StreamedData(TokenWindows):
     many ranks.
     """
 
+    faster = "data.streaming=false tokenises it once, beforehand"
+
     def __init__(self, node: Mapping[str, Any], shuffle_documents: int, folder: Path, **loading: Any):
         self.node, self.shuffle_documents = node, shuffle_documents
         self.positions: dict[int, Position] = {}

@@ -69,7 +69,7 @@ def open_rows(data: Node) -> Any:
 def documents(rows: Iterable[Mapping[str, Any]], data: Node, report: Report) -> Iterator[Document]:
     """The texts of the rows, named by their number; empty ones are left out and counted, bad ones as `report` says."""
     key = data["text_key"]
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(_readable(rows, data), start=1):
         place = f"{data['name']}:{number}"
         try:
             text = text_of(row.get(key), key)
@@ -82,6 +82,20 @@ def documents(rows: Iterable[Mapping[str, Any]], data: Node, report: Report) -> 
             report.skip("empty")
 
 
+def _readable(rows: Iterable[Mapping[str, Any]], data: Node) -> Iterator[Mapping[str, Any]]:
+    """The rows, with whatever the library raises on the way as UsageError."""
+    number = 0
+    try:
+        for number, row in enumerate(rows, start=1):  # noqa: B007
+            yield row
+    except Exception as error:
+        raise UsageError(f"data.name={data['name']}: not readable after row {number}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join((str(error).strip() or type(error).__name__).splitlines()[:2])[:300]
+
+
 def _loaded(data: Node, load: Any) -> Any:
     datasets = _library()
     place = _place(data)
@@ -90,9 +104,8 @@ def _loaded(data: Node, load: Any) -> Any:
     try:
         return load(datasets, place)
     except Exception as error:  # the library raises whatever its parts do
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         words = " ".join(f"data.{key}={data[key]}" for key in ("config", "split", "revision") if data[key] is not None)
-        raise UsageError(f"data.name={data['name']} {words}: {first}") from error
+        raise UsageError(f"data.name={data['name']} {words}: {_first_line(error)}") from error
 
 
 def _place(data: Node) -> dict[str, Any]:

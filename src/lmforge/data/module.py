@@ -32,6 +32,8 @@ class TokenWindows(pl.LightningDataModule):
     `connect`; a loader is made for whatever rank and step the trainer is at.
     """
 
+    faster = "try data.num_workers"  # what to do when training waits
+
     def __init__(
         self,
         folder: Path,

@@ -81,12 +81,10 @@ class Throughput(pl.Callback):
 
     def warnings(self, trainer: pl.Trainer) -> list[str]:
         """What slows the run on the data's side."""
-        loader = trainer.datamodule.train_loader  # type: ignore[attr-defined]
-        found = []
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        loader, found = data.train_loader, []
         if self.data_wait_share > DATA_WAIT_WARNING:
-            found.append(
-                f"{self.data_wait_share:.0%} of the training time went into waiting for data; try data.num_workers"
-            )
+            found.append(f"{self.data_wait_share:.0%} of the training time went into waiting for data; {data.faster}")
         if loader is not None and loader.samples and loader.build_seconds / loader.samples > SAMPLE_WARNING:
             found.append(
                 f"building a sample takes {1e3 * loader.build_seconds / loader.samples:.2f} ms; prepare more beforehand"
