@@ -12,6 +12,7 @@ from typing import Any
 from lmforge.config import machine
 from lmforge.config.errors import UsageError
 from lmforge.config.nearest import did_you_mean, nearest
+from lmforge.config.optional import check_packages
 
 Plain = dict[str, Any]
 Check = Callable[[Plain], list[str] | None]
@@ -137,6 +138,7 @@ MACHINE_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (check_compile, ("compile", "trainer.accelerator")),
     (check_data, ("data",)),
     (check_weights, ("weights", "resume")),
+    (check_packages, ("logger",)),
     (check_loggers, ("logger",)),
     (check_folders, ("paths",)),
     (check_disk, ("paths", "model", "data.vocab_size")),
