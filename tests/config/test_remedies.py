@@ -23,8 +23,8 @@ def test_the_order_is_by_cost_and_what_resumes_comes_first(compose) -> None:
         "trainer.activation_checkpointing=1",
         "strategy=fsdp",
         "precision=bf16-mixed",
-        "model.context=64",
-        "model.n_layer=2",
+        "model.context=128",
+        "model.n_layer=1",
     ]
     assert [remedy.resumes for remedy in found] == [True, True, True, False, False, False]
 

@@ -144,10 +144,65 @@ def test_a_scaler_that_still_searches_for_its_scale_is_no_failure() -> None:
     run(task, [window(micro(3.0)) for _ in range(4)], scaler=True)
     assert (task.skipped, task.failures, task.norms[2:]) == (2, 0, [3.0, 3.0])
     assert task.weights == pytest.approx([1.0, 1.0, 0.97, 0.94])
-    lost = Scripted(nonfinite_patience=2)
-    with pytest.raises(NonFinite):  # a gradient that is not finite at any scale
-        run(lost, [window(micro(math.nan)) for _ in range(40)], scaler=True)
-    assert lost.skipped == 16 + 2
+
+
+class Rooted(Scripted):
+    """The loss is finite, its gradient never is."""
+
+    def count(self, batch: dict[str, Tensor]) -> Counts:
+        counts = super().count(batch)
+        return counts._replace(loss=counts.loss + (self.network.w - self.network.w).abs().sqrt().sum())
+
+
+def test_what_no_scale_makes_finite_ends_the_run() -> None:
+    """A gradient that is not finite is a failure once the scale is at its smallest, a loss that is not at once."""
+    gradient, loss = Rooted(nonfinite_patience=2), Scripted(nonfinite_patience=2)
+    with pytest.raises(NonFinite):
+        run(gradient, [window(micro(1.0)) for _ in range(40)], scaler=True)
+    assert gradient.skipped == 16 + 2
+    with pytest.raises(NonFinite):
+        run(loss, [window(micro(math.nan)) for _ in range(40)], scaler=True)
+    assert loss.skipped == 2
+
+
+def scaled_by_hand(slopes: list[float], clip: float) -> list[float]:
+    """A weight of 1 after each update at rate 0.01, with the loss scaled, unscaled and clipped step by step."""
+    weight, scale, weights = 1.0, 65536.0, []
+    for slope in slopes:
+        gradient = float(torch.tensor(scale).half() * torch.tensor(slope).half()) / scale
+        if math.isfinite(gradient):
+            weight -= 0.01 * gradient * min(1.0, clip / (abs(gradient) + 1e-6))
+        else:
+            scale /= 2
+        weights.append(weight)
+    return weights
+
+
+def test_gradients_are_unscaled_before_they_are_measured_and_clipped() -> None:
+    slopes = [3.0, 3.0, 3.0, 0.25, 2.0]
+    task = Scripted(clip_norm=0.5)
+    task.compute = torch.float16
+    run(task, [window(micro(slope)) for slope in slopes], scaler=True)
+    assert task.norms[2:] == [3.0, 0.25, 2.0]
+    assert task.weights == pytest.approx(scaled_by_hand(slopes, 0.5), rel=1e-6)
+    assert task.weights != pytest.approx(scaled_by_hand(slopes, 1e9), rel=1e-3)
+
+
+def test_clipping_before_unscaling_would_be_noticed() -> None:
+    slopes = [3.0, 3.0, 3.0, 0.25, 2.0]
+    task = Scripted(clip_norm=0.5)
+    task.compute = torch.float16
+    clip, unscale = task._clip, ForwardPrecision.unscale
+
+    def late() -> Tensor:
+        norm = clip()
+        unscale(task.precision, task.trainer.strategy.optimizers)
+        return norm
+
+    task._clip = late  # type: ignore[method-assign]
+    with patch.object(ForwardPrecision, "unscale", lambda self, optimizers: None):
+        run(task, [window(micro(slope)) for slope in slopes], scaler=True)
+    assert task.weights != pytest.approx(scaled_by_hand(slopes, 0.5), rel=1e-3)
 
 
 @pytest.mark.parametrize("limit", [0.5, 4.0, 100.0])

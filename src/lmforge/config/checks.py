@@ -21,7 +21,7 @@ from lmforge.config.machine_checks import (
     check_out,
 )
 
-FSDP_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
+FSDP_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed")
 
 
 def preflight(
@@ -97,9 +97,9 @@ def _check_strategy(cfg: Plain) -> None:
         problems.append(
             f"strategy=single: one device only, but {devices} devices x {nodes} nodes; choose strategy=ddp or fsdp"
         )
-    if kind == "fsdp" and word in ("16-mixed", "16-true"):
+    if kind == "fsdp" and word not in FSDP_PRECISIONS:
         problems.append(
-            f"strategy=fsdp precision={word}: FSDP2 has no float16 with a scaled loss; "
+            f"strategy=fsdp precision={word}: gradients are cut up and summed in float16, where they overflow; "
             f"precision={'|'.join(FSDP_PRECISIONS)} can, or strategy=single|ddp with {word}"
         )
     if problems:

@@ -138,6 +138,7 @@ KEYS: dict[str, Key] = {
     # callbacks and loggers: keyed entries, null switches one off
     "callbacks.*._target_": Key("text", resume="free"),
     "callbacks.*.every_n_steps": _free(COUNT),
+    "callbacks.*.empty_cache_every_n_steps": _free(FROM_ZERO),
     "callbacks.*.keep_last": _free(COUNT),
     "callbacks.*.keep_best": _free(FROM_ZERO),
     "callbacks.*.monitor": _free(MONITOR),

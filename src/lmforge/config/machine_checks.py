@@ -14,6 +14,7 @@ from lmforge.config.errors import UsageError
 from lmforge.config.mixture import check_mixture
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.streaming import check_hub
+from lmforge.config.optional import check_packages
 
 Plain = dict[str, Any]
 Check = Callable[[Plain], list[str] | None]
@@ -161,6 +162,7 @@ MACHINE_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (check_mixture, ("data.sources", "trainer.max_epochs")),
     (check_hub, ("data", "trainer.max_epochs", "trainer.max_steps")),
     (check_weights, ("weights", "resume")),
+    (check_packages, ("logger",)),
     (check_loggers, ("logger",)),
     (check_folders, ("paths",)),
     (check_disk, ("paths", "model", "data.vocab_size")),

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 from lmforge.parallel.mixed import mix
 
+SMALLEST_SCALE = 1.0  # below it a loss that is scaled would be a loss made smaller
+
 
 class ForwardPrecision(Precision):
     """Lightning's precision plugin without autocast: the network itself computes in the compute dtype.
@@ -48,18 +50,17 @@ class ForwardPrecision(Precision):
             for optimizer in optimizers:
                 self.scaler.unscale_(optimizer)
 
-    def step(self, optimizers: Iterable[Optimizer], finite: bool) -> bool:
-        """Apply the update unless a gradient is not finite; returns whether the step failed.
+    @property
+    def searches(self) -> bool:
+        """Whether a gradient that is not finite may only mean that the fp16 scale is too large still."""
+        return self.scaler.is_enabled() and self.scaler.get_scale() > SMALLEST_SCALE
 
-        An overflow while the fp16 scaler still searches for its scale is skipped too but is no failure.
-        """
+    def step(self, optimizers: Iterable[Optimizer], finite: bool) -> None:
+        """Apply the update unless a gradient is not finite, and adapt the fp16 scale to that."""
         for optimizer in optimizers if finite else ():
             optimizer.step()
-        if not self.scaler.is_enabled():
-            return not finite
-        scale = self.scaler.get_scale()
-        self.scaler.update()
-        return not finite and scale <= 1.0
+        if self.scaler.is_enabled():
+            self.scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
         return self.scaler.state_dict()

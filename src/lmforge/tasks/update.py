@@ -1,6 +1,7 @@
 """One Lightning batch is one optimizer update: the step that every training objective shares."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -50,6 +51,7 @@ class UpdateTask(pl.LightningModule):
         self.train_metrics, self.val_metrics = TokenMetrics(), TokenMetrics()
         self.agreed = Agreed(0)
         self.requests: dict[str, Callable[[], int]] = {}  # what callbacks bring to the agreement, by field of `Agreed`
+        self.around_gradients: AbstractContextManager[Any] | None = None  # who watches forward and backward passes
         self.tokens = 0  # target tokens since the start of the run
         self.skipped = 0  # updates left out because something was not finite
         self.failures = 0  # of these the last ones in a row
@@ -97,7 +99,8 @@ class UpdateTask(pl.LightningModule):
             self.trainer.val_check_batch = step  # the last update is always validated
         self.learning_rate = set_learning_rate(self.trainer.strategy.optimizers, self.schedule(step, self.total_steps))
         self._seed(step)
-        counted = self._accumulate(window["micro_batches"], max(self.agreed.targets, 1))
+        with self.around_gradients or nullcontext():
+            counted = self._accumulate(window["micro_batches"], max(self.agreed.targets, 1))
         self.precision.unscale(self.trainer.strategy.optimizers)
         self.gradient_norm = self._clip()
         self._finish(counted, finite=bool(torch.isfinite(self.gradient_norm)))
@@ -132,7 +135,8 @@ class UpdateTask(pl.LightningModule):
     def _finish(self, counted: list[Counts], finite: bool) -> None:
         """Apply or skip the update; a skipped one still is a step and its batch is spent."""
         optimizers = self.trainer.strategy.optimizers
-        failed = self.precision.step(optimizers, finite)
+        failed = not finite and not self._only_overflowed(counted)
+        self.precision.step(optimizers, finite)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         for counts in counted if finite else ():
@@ -145,6 +149,12 @@ class UpdateTask(pl.LightningModule):
             raise NonFinite(
                 f"loss or gradient was not finite in {self.failures} updates in a row, the last one {self.global_step}"
             )
+
+    def _only_overflowed(self, counted: list[Counts]) -> bool:
+        """Whether the scaled float16 gradients were too large while every rank's loss was a number: part of the search
+        for the scale and no failure. All ranks ask and get the same answer."""
+        lost = not all(bool(counts.loss.isfinite()) for counts in counted)
+        return self.precision.searches and not self.control.any(lost)
 
     def _count_step(self) -> None:
         """Lightning counts the steps of its own optimizer wrapper; the raw optimizers used here are counted by hand."""

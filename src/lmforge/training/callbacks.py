@@ -20,6 +20,7 @@ from lmforge.training.assemble import device_type, entries, make_precision, warn
 from lmforge.training.checkpoint import Checkpoint, PieceReader
 from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.logbook import Logbook
+from lmforge.training.matmul_share import MatmulShare
 from lmforge.training.out_of_memory import MemoryGuard
 from lmforge.training.peak import matmul_peak
 from lmforge.training.preemption import Preemption
@@ -53,7 +54,7 @@ def make_callbacks(
     others = [callback for callback in named.values() if callback not in checkpointing]
     first: list[pl.Callback] = [Restore(checkpoint)] if checkpoint else [StartFrom(start)] if start else []
     logbook = Logbook(cfg.trainer.log_every_n_steps)
-    return [MemoryGuard(cfg, run), *first, logbook, *others, *checkpointing, Preemption()]
+    return [MemoryGuard(cfg, run), *first, MatmulShare(), logbook, *others, *checkpointing, Preemption()]
 
 
 def _monitors(cfg: DictConfig, data: TokenWindows) -> dict[str, dict[str, str]]:

@@ -16,6 +16,7 @@ from lmforge.data.module import TokenWindows
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import list_checkpoints, write_json
 from lmforge.training.early_stopping import EarlyStop
+from lmforge.training.matmul_share import MatmulShare
 from lmforge.training.progress import clock, human
 from lmforge.training.resources import cpu_seconds, peak_memory_bytes
 from lmforge.training.samples import Samples
@@ -31,6 +32,8 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
     flops = task.network.flops_per_token(data.context)  # type: ignore[operator]
     finite = {name: value for name, value in task.latest.items() if math.isfinite(value)}
     warnings = speed.warnings(trainer) if speed else []
+    matmuls = _callback(trainer, MatmulShare)
+    warnings += [matmuls.warning] if matmuls.warning else []
     if lost := sorted(set(task.latest) - set(finite)):
         warnings.append(f"not finite in the last validation: {', '.join(lost)}")
     return {
@@ -47,6 +50,7 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
         "tokens_per_second": speed.tokens_per_second if speed else None,
         "mfu": speed.utilisation(flops) if speed else None,
         "data_wait_share": speed.data_wait_share if speed else None,
+        "matmul_dtype_share": matmuls.share,
         "peak_memory_bytes": used.memory if used else peak_memory_bytes(trainer.strategy.root_device),
         "cpu_seconds": used.cpu_now() if used else cpu_seconds(),
         "context": data.context,
