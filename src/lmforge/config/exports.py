@@ -119,7 +119,7 @@ def _file_problems(folder: Path, found: Plain) -> list[str]:
 
 def _claim_problems(found: Plain) -> list[str]:
     try:
-        claimed = parameter_count({"model": found["model"], "data": {}})
+        claimed = parameter_count({"model": found["model"], "data": {}}) if "n_head" in found["model"] else 0
     except (KeyError, TypeError):
         return ["model: lacks arguments of its network"]
     size = found["files"][WEIGHTS]["bytes"]

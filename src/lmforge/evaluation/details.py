@@ -1,5 +1,6 @@
 """What evaluate.py reports beside the headline: calibration and the domains, from the same forward passes."""
 
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -8,8 +9,9 @@ import torch
 from omegaconf import DictConfig
 
 from lmforge.data.module import TokenWindows
-from lmforge.data.order import Integers
+from lmforge.data.order import Integers, SampleOrder
 from lmforge.data.shards import TokenShards
+from lmforge.data.windows import Windows
 from lmforge.evaluation.calibration import Reliability
 from lmforge.evaluation.domains import DomainSums, document_names, domain_of, label_documents, totals
 from lmforge.tasks.update import UpdateTask
@@ -25,6 +27,7 @@ class Details(pl.Callback):
         self.reliability = Reliability(cfg.calibration_bins) if cfg.calibration_bins else None
         self.sources = list(data.manifest.get("sources", ()))  # of a mixture, whose windows say theirs
         self.of_document: Integers | None = None  # the number of each document's domain
+        self.windows: Windows | None = None
         self.sums = self._domains() if cfg.domains and data.has(cfg.split) else None
         self.here: torch.Tensor | None = None  # domains of the window that is being scored
         self.results: dict[str, Any] = {}
@@ -42,22 +45,29 @@ class Details(pl.Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
         pl_module.watch = self._watch
+        self.windows = self._windows(trainer) if self.of_document is not None else None
         for metric in (self.reliability, self.sums):
             if metric is not None:
                 metric.to(trainer.strategy.root_device)
+
+    def _windows(self, trainer: pl.Trainer) -> Windows:
+        """The windows of this rank as `scoring_loader` lays them out, for the numbers of their rows."""
+        rows, micro, world = self.data.rows(self.split), self.data.plan.micro, trainer.world_size
+        plan = replace(self.data.plan, sequences=micro * world, accumulation=1, world=world)
+        return Windows(rows, SampleOrder(len(rows), 0, shuffle=False), plan, trainer.global_rank, len(rows))
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if self.sums is None:
             return
-        if self.of_document is None:
+        if self.windows is None or self.of_document is None:
             number = self.sources.index(batch["source"])
             places = sum(each["labels"].numel() for each in batch["micro_batches"])
             domain = np.full(places, number)
         else:
-            windows = trainer.val_dataloaders.dataset  # type: ignore[union-attr]
-            domain = self.of_document[label_documents(windows.rows, windows.numbers(batch_idx).ravel())].ravel()
+            documents = label_documents(self.windows.rows, self.windows.numbers(batch_idx).ravel())
+            domain = self.of_document[documents].ravel()
         self.here = torch.from_numpy(domain).to(pl_module.device)
 
     def _watch(self, scores: TokenScores) -> None:

@@ -10,8 +10,8 @@ from torch import nn
 
 from lmforge.config.runs import RunFolder
 from lmforge.data.tokenizer import Tokenizer
-from lmforge.evaluation.generation import Sampling, encode_prompt, generate_ids, stream_text
 from lmforge.parallel.plan import Plan
+from lmforge.tasks.generation import Sampling, encode_prompt, generate_ids, stream_text
 from lmforge.training.assemble import device_type, make_network, make_precision, warn
 from lmforge.training.resume import find_weights, tokenizer_of
 from lmforge.training.weights import load_weights

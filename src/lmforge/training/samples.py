@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lmforge.evaluation.generation import Sampling, encode_prompt, generate_ids, stream_text
+from lmforge.tasks.generation import Sampling, encode_prompt, generate_ids, stream_text
 from lmforge.tasks.update import UpdateTask
 
 

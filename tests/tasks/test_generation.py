@@ -10,9 +10,9 @@ from torch import Tensor
 from builders import tiny_gpt
 from lmforge.config.errors import UsageError
 from lmforge.data.tokenizer import Tokenizer
-from lmforge.evaluation import generation
-from lmforge.evaluation.generation import Sampling, choose, encode_prompt, generate_ids, stream_text
 from lmforge.models.gpt import Cache
+from lmforge.tasks import generation
+from lmforge.tasks.generation import Sampling, choose, encode_prompt, generate_ids, stream_text
 from ranks import run_ranks
 
 GREEDY = Sampling(temperature=0.0)
