@@ -193,3 +193,12 @@ def test_config_that_lacks_a_key_is_a_usage_problem(compose):
     assert "the config holds no key 'devices'" in preflight(plain)[0]
     with pytest.raises(UsageError):
         batch_plan(compose.plain("batch.tokens=null"))
+
+
+def test_a_network_without_heads_is_checked_for_what_it_has(compose):
+    plain = compose.plain()
+    plain["model"] = {"_target_": plain["model"]["_target_"], "vocab_size": None, "context": 64, "d_model": 32}
+    plain["data"]["context"] = 64
+    assert preflight(plain)[0] == []
+    plain["model"]["d_model"] = 33
+    assert "model.d_model=33: must be a multiple of 8" in preflight(plain)[0][0]

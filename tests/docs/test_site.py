@@ -60,8 +60,8 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 
 
 def test_every_page_is_in_the_menu_once(project: Path) -> None:
-    navigation = yaml.safe_load((project / "mkdocs.yml").read_text())["nav"]
-    listed = [page for item in navigation for page in ([item] if isinstance(item, str) else next(iter(item.values())))]
+    menu = [next(iter(item.items())) for item in yaml.safe_load((project / "mkdocs.yml").read_text())["nav"]]
+    listed = [page for _, pages in menu for page in ([pages] if isinstance(pages, str) else pages)]
     assert sorted(listed) == sorted(
         file.relative_to(project / "docs").as_posix() for file in (project / "docs").rglob("*.md")
     )

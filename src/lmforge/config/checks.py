@@ -53,6 +53,8 @@ def _check_batch(cfg: Plain) -> None:
 
 def _check_heads(cfg: Plain) -> None:
     m, problems = cfg["model"], []
+    if "n_head" not in m:  # a network of another kind
+        return
     if m["n_head"] % m["n_kv_head"]:
         problems.append(f"model.n_kv_head={m['n_kv_head']}: must divide model.n_head={m['n_head']}")
     if m["head_dim"] is None and m["d_model"] % m["n_head"]:
@@ -71,13 +73,14 @@ def _head_text(m: Plain) -> str:
 
 def _check_multiples(cfg: Plain) -> list[str]:
     m = cfg["model"]
-    wrong = [key for key in ("d_model", "d_ff") if m[key] % 8]
+    wrong = [key for key in ("d_model", "d_ff") if m.get(key, 0) % 8]
     if wrong:
         raise UsageError(
             [f"model.{key}={m[key]}: must be a multiple of 8; near: {max(8, round(m[key] / 8) * 8)}" for key in wrong]
         )
-    head = m["head_dim"] or m["d_model"] // m["n_head"]
-    odd = [f"{key} {value}" for key, value in (("head_dim", head), ("vocab_size", m["vocab_size"] or 0)) if value % 8]
+    head = (m["head_dim"] or m["d_model"] // m["n_head"]) if "n_head" in m else 0
+    sizes = {"head_dim": head, "vocab_size": m["vocab_size"] or 0}
+    odd = [f"{key} {value}" for key, value in sizes.items() if value % 8]
     return [f"slower on GPUs: model {' and '.join(odd)} not a multiple of 8"] if odd else []
 
 

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from lmforge.data.module import TokenWindows
 from lmforge.data.order import Integers, SampleOrder
+from lmforge.data.packing import PackedRows
 from lmforge.data.shards import TokenShards
 from lmforge.data.windows import Windows
 from lmforge.evaluation.calibration import Reliability
@@ -66,6 +67,7 @@ class Details(pl.Callback):
             places = sum(each["labels"].numel() for each in batch["micro_batches"])
             domain = np.full(places, number)
         else:
+            assert isinstance(self.windows.rows, PackedRows)
             documents = label_documents(self.windows.rows, self.windows.numbers(batch_idx).ravel())
             domain = self.of_document[documents].ravel()
         self.here = torch.from_numpy(domain).to(pl_module.device)
