@@ -39,7 +39,7 @@ def test_readme_command(folder: Path, line: str) -> None:
     run = next((folder / "runs" / "first").iterdir())
     words = [word.replace("runs/default/RUN", str(run)) for word in words]
     if words[1] == "train.py" and not {"--help", "--cfg"} & set(words):
-        words += FAST.split()
+        words += [*FAST.split(), *(["sweep.trials=1"] if "sweep=optuna" in words else [])]
     if words[1] == "evaluate.py":
         words += ["limit_batches=2"]
     outcome = run_command(words, folder)

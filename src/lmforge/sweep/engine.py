@@ -11,7 +11,7 @@ from lmforge.config.compose import Plain
 from lmforge.config.errors import Exit, UsageError
 from lmforge.config.runs import RunFolder
 from lmforge.sweep.folder import SweepFolder
-from lmforge.sweep.job import FAILURES, Job, run_of
+from lmforge.sweep.job import FAILURES, FINAL, Job, run_of
 from lmforge.sweep.process import STOPPED_BY, JobProcess, Stop, last_line, meaning
 from lmforge.sweep.slots import Slot
 
@@ -92,8 +92,9 @@ class Engine:
 
     def _prepare(self, job: Job, run: RunFolder) -> str | None:
         """Makes the job's run folder from its frozen config, or records a further start in it, and says which it was.
-        None when the job has ended already: refused, or done by a sweep that was killed before it could note it."""
-        if job.plain is None:
+        None when the job has ended already: refused, known from another one, or done by a sweep that was killed before
+        it could note it."""
+        if job.plain is None or job.status in FINAL:
             return None
         try:
             if not run.config_file.is_file():
@@ -107,7 +108,8 @@ class Engine:
             run.write_resumed()
             return "goes on"
         except UsageError as error:
-            job.status, job.reason = "failed", "; ".join(error.problems)
+            job.status = "failed" if self.stop.signal is None else "interrupted"
+            job.reason = "; ".join(error.problems)
             return None
 
     def _tend(self, process: JobProcess) -> None:

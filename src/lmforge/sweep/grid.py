@@ -22,6 +22,7 @@ class Grid:
         for job in self.jobs:
             if job.status in self.open and job.number not in self.handed:
                 self.handed.add(job.number)
+                job.status = "waiting"
                 return job
         return None
 

@@ -43,8 +43,8 @@ class Job:
         self.status, self.reason = "done", ""
         self.value = float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
-    def row(self, metric: str) -> dict[str, str]:
-        run = "" if self.plain is None or self.status == "waiting" else str(self.number)
+    def row(self, metric: str, sweep: Path) -> dict[str, str]:
+        run = str(self.number) if run_of(self, sweep).config_file.is_file() else ""
         return {
             "job": str(self.number),
             **self.swept,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmforge.config.checks import mode_problems
-from lmforge.config.compose import Composer, Plain
+from lmforge.config.compose import Composer, Plain, to_plain
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import Word, read_words
 from lmforge.config.prepare import typed as typed_value
@@ -62,9 +62,10 @@ def _ask(
     """The settings, and the jobs' words with those of sweep.params. Raises UsageError with all that no job can use."""
     first = [word.single(word.value) if word.swept else word for word in of_jobs]
     composed = composer.compose([*own, *first], broken)
-    settings = composed.plain["sweep"]
+    settings = {key: value for key, value in composed.plain["sweep"].items() if key != "params"}
+    params = to_plain(composer.base([*own, *first])["sweep"])["params"]  # with its dots, which `composed` has opened
     problems += [text for key, text in composed.problems.items() if is_own(key)]
-    of_jobs = [*words_of_params(composer, settings.pop("params", {}), of_jobs, problems), *of_jobs]
+    of_jobs = [*words_of_params(composer, params, of_jobs, problems), *of_jobs]
     problems += value_problems(composer, of_jobs, broken)
     problems += mode_problems("sweep", "metric", settings)
     problems += _kind_problems(settings["kind"], of_jobs, fine=not problems)
