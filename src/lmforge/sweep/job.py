@@ -37,6 +37,10 @@ class Job:
     def title(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.swept.items())
 
+    @property
+    def label(self) -> str:
+        return f"job {self.number} ({self.title})" if self.swept else f"job {self.number}"
+
     def finish(self, run: RunFolder, metric: str) -> None:
         """Takes over what a run that has ended measured last; None where that is not a finite number."""
         value = run.summary().get(metric)

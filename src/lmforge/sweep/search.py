@@ -101,11 +101,11 @@ class Search:
         values = [suggest(trial, word) if word.swept else word.value for word in self.planner.words]
         return self.planner.job(number, values)
 
-    def hopeless(self, job: Job, run: RunFolder) -> bool:
-        """Reports the validations that are new; True once the pruner has seen enough."""
+    def hopeless(self, job: Job, run: RunFolder) -> str | None:
+        """Reports the validations that are new, until the pruner has seen enough."""
         due, seen = self.looked.get(job.number, (0.0, 0))
         if self.settings["pruner"] == "none" or time.monotonic() < due:
-            return False
+            return None
         before, trial = time.monotonic(), self.trials[job.number]
         rows = [row for row in read_rows(run.path / "metrics.csv") if row.get(self.settings["metric"])]
         for row in rows:
@@ -113,10 +113,10 @@ class Search:
                 trial.report(float(row[self.settings["metric"]]), step)
                 seen = step
                 if trial.should_prune():
-                    return True
+                    return f"worse than the others at step {step}"
         now = time.monotonic()  # a long file is read less often
         self.looked[job.number] = (now + max(0.2, 20 * (now - before)), seen)
-        return False
+        return None
 
     def tell(self, job: Job) -> None:
         """Closes the trial of a job that is final; an interrupted one stays open."""
