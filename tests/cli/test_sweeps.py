@@ -4,12 +4,15 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
+from test_killed import WORDS, digits
 
 from commands import ROOT
 from lmforge.training.rows import read_rows
@@ -30,15 +33,22 @@ run_front_door("train", job)
 """
 
 
-def sweep(program, *words: str) -> tuple[int, str]:
+def start(program, *words: str) -> subprocess.Popen[str]:
     (program.folder / "train.py").write_text(SCRIPT)
     (program.folder / "train_py.py").write_text((ROOT / "train.py").read_text())
-    command = [sys.executable, "train.py", *program.tiny(*words)[2:], "trainer.max_steps=4", "trainer.devices=2"]
+    command = [sys.executable, "train.py", *program.tiny(*words)[2:]]
     environment = {**os.environ, "LMFORGE_CACHE": str(program.cache), "PYTHONPATH": str(program.folder)}
-    done = subprocess.run(
-        command, cwd=program.folder, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=program.folder, env=environment, **pipes)
+
+
+def sweep(program, *words: str) -> tuple[int, str]:
+    process = start(program, *words)
+    try:
+        output, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    return process.returncode, output
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -55,7 +65,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
     ids=["grid", "optuna"],
 )
 def test_two_jobs_on_two_ranks(program, words) -> None:
-    code, output = sweep(program, *words)
+    code, output = sweep(program, *words, "trainer.max_steps=4", "trainer.devices=2")
     assert code == 0, output
     (folder,) = program.runs()
     assert sorted(int(item.name) for item in folder.iterdir() if item.is_dir()) == [0, 1]
@@ -76,3 +86,29 @@ def test_two_jobs_on_two_ranks(program, words) -> None:
     scored = program(f"python evaluate.py run=default/{folder.name}/1 trainer.devices=2 strategy=ddp")
     assert scored.code == 0, scored.output
     assert "step-00000004" in scored.output
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_ends_with_the_digits_of_a_whole_one(program) -> None:
+    """kill -9 to the sweep and to the job it was at; the second call trains only what is missing."""
+    words = ("-m", "seed=1,2", "trainer.max_steps=120", "callbacks.checkpoint.every_n_steps=10", *WORDS)
+    assert sweep(program, *words, "sweep.folder=runs/whole")[0] == 0
+    killed, whole = program.folder / "runs/killed", program.folder / "runs/whole"
+    process = start(program, *words, "sweep.folder=runs/killed")
+    deadline = time.monotonic() + 120
+    while not list(killed.glob("1/checkpoints/step-*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    os.kill(int((killed / "1" / ".lock").read_text()), signal.SIGKILL)
+    assert [row["status"] for row in rows(killed)] == ["done", "running"]
+    first = (killed / "0" / "job.log").read_bytes()
+    code, output = sweep(program, *words, "sweep.folder=runs/killed")
+    assert code == 0, output
+    assert "resuming    step-" in output
+    assert [row["status"] for row in rows(killed)] == ["done", "done"]
+    assert (killed / "0" / "job.log").read_bytes() == first
+    assert [row["val/loss"] for row in rows(killed)] == [row["val/loss"] for row in rows(whole)]
+    assert [digits(killed / job) for job in "01"] == [digits(whole / job) for job in "01"]

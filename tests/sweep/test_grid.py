@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lmforge.config.errors import UsageError
+from lmforge.config.parse import read_words
 from lmforge.config.runs import all_runs, find_run
+from lmforge.sweep.start import run
 
 
 def sweeps(tmp_path):
@@ -99,11 +102,11 @@ def test_a_combination_that_cannot_be_fails_alone(door, tmp_path):
         (["seed=1,2", "resume=nowhere"], "resume=nowhere: no sweep's folder"),
     ],
 )
-def test_wrong_values_end_the_sweep_before_it_starts(door, tmp_path, words, said):
-    result = door("train.py", "-m", *words)
-    assert result.code == 2
-    assert said in result.err
-    assert result.jobs == []
+def test_wrong_values_end_the_sweep_before_it_starts(composer, tmp_path, words, said):
+    read = read_words(words, composer.tree, True, problems := [])
+    with pytest.raises(UsageError) as refused:
+        run(composer, read, ["strategy"], problems, ["train.py"])
+    assert said in str(refused.value)
     assert not (tmp_path / "runs").exists()
 
 
@@ -117,13 +120,20 @@ def test_a_sweep_in_the_config_files_is_not_passed_over(door, tmp_path):
     checkout = Path(__file__).resolve().parents[2] / "configs"
     subprocess.run(["cp", "-r", checkout, configs], check=True)
     (configs / "sweep" / "mine.yaml").write_text(
-        'defaults: [grid, _self_]\nparams:\n  "optimizer.lr": 1e-4,1e4\n  seed: [1, 2]\n  optimizer:\n    eps: 1e-9\n'
+        """
+defaults: [grid, _self_]
+params:
+  optimizer: adamw
+  "optimizer.lr": 1e-4,1e4
+  "optimizer.betas": [[0.9, 0.95]]
+  seed: [1, 2]
+  model: {d_ff: 2.56e2}
+"""
     )
     result = door("train.py", "sweep=mine", "seed=7")
-    values = [
-        (job["cfg"]["optimizer"]["lr"], job["cfg"]["optimizer"]["eps"], job["cfg"]["seed"]) for job in result.jobs
-    ]
-    assert values == [(1e-4, 1e-9, 7), (1e4, 1e-9, 7)]
+    found = [job["cfg"] for job in result.jobs]
+    values = [(cfg["optimizer"]["lr"], cfg["optimizer"]["betas"], cfg["model"]["d_ff"], cfg["seed"]) for cfg in found]
+    assert values == [(1e-4, [0.9, 0.95], 256, 7), (1e4, [0.9, 0.95], 256, 7)]
     main = configs / "train.yaml"
     main.write_text(main.read_text().replace("sweep: grid", "sweep: mine"))
     assert "the config asks for a sweep" in door("train.py", "seed=7").err
@@ -151,8 +161,15 @@ run_front_door("train", job)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 85), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("to_group", [False, True])
+@pytest.mark.parametrize(
+    ("number", "code", "to_group"),
+    [
+        (signal.SIGTERM, 143, False),
+        (signal.SIGUSR1, 85, False),
+        (signal.SIGINT, 130, False),
+        (signal.SIGINT, 130, True),
+    ],
+)
 def test_a_signal_reaches_the_running_job_once_and_ends_the_sweep(tmp_path, number, code, to_group):
     script = tmp_path / "train.py"
     script.write_text(WAITING)

@@ -23,6 +23,9 @@ JOBS = [
 
 
 def test_the_whole_report():
+    for number in range(4):
+        Path("runs/a/b", str(number)).mkdir(parents=True)
+        Path("runs/a/b", str(number), "config.yaml").touch()
     text = report(JOBS, Path("runs/a/b"), "val/loss", "min", "python train.py")
     assert text.splitlines() == [
         "job  optimizer.lr  seed  status   val/loss  seconds  run folder",

@@ -11,6 +11,7 @@ from lmforge.config.runs import RunFolder
 from lmforge.sweep import search
 from lmforge.sweep.planning import Planner, corners
 from lmforge.sweep.search import Search
+from lmforge.sweep.start import run
 
 SPACE = (
     "optimizer.lr=tag(log, interval(1e-4, 1e-2))", "model.n_layer=interval(2, 5)", "model.d_ff=range(128,513,64)",
@@ -136,9 +137,25 @@ def test_poor_jobs_are_hopeless(tmp_path, settings, rates, pruner, ends):
         return hopeless
 
     assert not any(measured([5.0, 1.0 - i / 10, 0.5]) for i in range(4))
-    assert measured([5.0, 9.0]) is ends
+    assert measured([5.0, 9.0]) == ("worse than the others at step 2" if ends else None)
     assert not measured([9.0])  # before the warm-up's end nothing is judged
     assert not measured([5.0, 0.1])
+
+
+def test_a_point_that_is_drawn_again_keeps_its_result(tmp_path, settings, composer, compose):
+    planner = Planner(composer, compose.words("seed=1,2", multirun=True), ())
+    source = Search(tmp_path, settings, planner, parallel=False)
+    losses = {"1": 3.0, "2": 4.0}
+    trained = 0
+    for _ in range(6):
+        job = source.next()
+        if job.status == "waiting":
+            trained += 1
+            job.status, job.value = "done", losses[job.swept["seed"]]
+        source.tell(job)
+    assert trained == 2
+    assert [job.value for job in source.jobs] == [losses[job.swept["seed"]] for job in source.jobs]
+    assert [trial.value for trial in source.study.trials] == [job.value for job in source.jobs]
 
 
 def test_corners_span_the_space(planner):
@@ -162,9 +179,9 @@ WORDS = ("sweep=optuna", "optimizer.lr=interval(1e-4, 1e-2)", "model.n_layer=cho
 
 def test_a_search_from_its_words_to_its_table(sweep):
     """A failed job is counted and does not stop the others; nothing of the sweep is in a job's config."""
-    output = sweep("-m", *WORDS, "sweep.trials=4", code=1, FAIL="1")
-    assert sweep.column("status") == ["done", "failed", "done", "done"]
-    stored = [RunFolder(sweep.path / str(job)).load_plain() for job in range(4)]
+    output = sweep("-m", *WORDS, "sweep.trials=3", code=1, FAIL="1")
+    assert sweep.column("status") == ["done", "failed", "done"]
+    stored = [RunFolder(sweep.path / str(job)).load_plain() for job in range(3)]
     assert [repr(config["optimizer"]["lr"]) for config in stored] == sweep.column("optimizer.lr")
     assert not any("sweep" in config for config in stored)
     best = min((row for row in sweep.table() if row["val/loss"]), key=lambda row: float(row["val/loss"]))
@@ -179,17 +196,12 @@ def test_a_pruned_job_is_ended_and_is_no_failure(sweep):
     output = sweep(*words, "sweep.pruner_startup_trials=1", "trainer.val_every_n_steps=1", HOLD="1")
     assert sweep.column("model.n_layer") == ["2", "4"]
     assert sweep.column("status") == ["done", "pruned"]
-    assert "job 1 (model.n_layer=4) pruned" in output
+    assert "job 1 (model.n_layer=4) pruned: worse than the others at step" in output
     assert "best  job 0" in output
     assert "Terminated: saved" in (sweep.path / "1" / "job.log").read_text()
     assert "is finished; a larger sweep.trials goes on" in sweep(f"sweep.folder={sweep.path}")
-    assert sweep.column("status") == ["done", "pruned"]
-
-
-def test_more_trials_go_on(sweep):
-    sweep(*WORDS, "sweep.trials=1")
-    sweep(f"sweep.folder={sweep.path}", "sweep.trials=2")
-    assert sweep.column("status") == ["done", "done"]
+    sweep("-m", f"sweep.folder={sweep.path}", "sweep.trials=3", HOLD="2")
+    assert sweep.column("status") == ["done", "pruned", "pruned"]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +215,9 @@ def test_more_trials_go_on(sweep):
         (["seed=1,2", "sweep.rerun_failed=true"], "a key of sweep=grid only"),
     ],
 )
-def test_wrong_words_end_the_search_before_it_starts(sweep, words, said):
-    assert said in sweep("sweep=optuna", *words, code=2)
-    assert not (sweep.folder / "runs").exists()
+def test_wrong_words_end_the_search_before_it_starts(composer, tmp_path, words, said):
+    read = read_words(["sweep=optuna", *words], composer.tree, True, problems := [])
+    with pytest.raises(UsageError) as refused:
+        run(composer, read, (), problems, ["train.py"])
+    assert said in str(refused.value)
+    assert not (tmp_path / "runs").exists()

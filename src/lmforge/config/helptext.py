@@ -36,7 +36,8 @@ WORDS = {
   resume=auto | resume=FOLDER            continue a run exactly
   weights=FOLDER                         start a new run from a run's weights
   strategy=fsdp precision=bf16-mixed     how to spread the work, and in which numbers
-  -m optimizer.lr=1e-3,3e-4              a run for each value""",
+  -m optimizer.lr=1e-3,3e-4 seed=0,1     a sweep: a run for each combination of the values
+  sweep=optuna sweep.trials=20 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'   a search (docs/sweeps.md)""",
     "evaluate": """\
   run=latest | run=FOLDER      the run (or export, with data=...) to score
   ckpt=best | last | PATH      which of its checkpoints
@@ -86,7 +87,7 @@ Groups (each is a folder of configs/, with every key explained in its file)
 Flags
   --cfg job [--resolve]   print the config and stop
   --info defaults-tree    print how it was put together
-  -m                      run a sweep: several values for a word, separated by commas
+  -m                      run a sweep: several values for a word, separated by commas; resume=auto goes on with it
   -sc install=bash        tab completion: eval "$({COMMANDS[name]} -sc install=bash)"
   --help                  this text"""
 

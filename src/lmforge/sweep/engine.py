@@ -11,7 +11,7 @@ from lmforge.config.compose import Plain
 from lmforge.config.errors import Exit, UsageError
 from lmforge.config.runs import RunFolder
 from lmforge.sweep.folder import SweepFolder
-from lmforge.sweep.job import FAILURES, Job, run_of
+from lmforge.sweep.job import FAILURES, FINAL, Job, run_of
 from lmforge.sweep.process import STOPPED_BY, JobProcess, Stop, last_line, meaning
 from lmforge.sweep.slots import Slot
 
@@ -28,8 +28,8 @@ class Source(Protocol):
     def next(self) -> Job | None:
         """The next job to run, None when there is no more."""
 
-    def hopeless(self, job: Job, run: RunFolder) -> bool:
-        """Looks at what a running job has measured; True when it should end early."""
+    def hopeless(self, job: Job, run: RunFolder) -> str | None:
+        """Looks at what a running job has measured: why it should end early, or None."""
 
     def tell(self, job: Job) -> None:
         """A job has come to a final status."""
@@ -87,13 +87,14 @@ class Engine:
             return
         slot = self.free.pop(0)
         job.status, job.reason = "running", ""
-        self._say(f"job {job.number} ({job.title}) {verb}{slot.title} -> {run.path}")
+        self._say(f"{job.label} {verb}{slot.title} -> {run.path}")
         self.stop.start(lambda: JobProcess(job, run, self.argv[0], slot, self.echo))
 
     def _prepare(self, job: Job, run: RunFolder) -> str | None:
         """Makes the job's run folder from its frozen config, or records a further start in it, and says which it was.
-        None when the job has ended already: refused, or done by a sweep that was killed before it could note it."""
-        if job.plain is None:
+        None when the job has ended already: refused, known from another one, or done by a sweep that was killed before
+        it could note it."""
+        if job.plain is None or job.status in FINAL:
             return None
         try:
             if not run.config_file.is_file():
@@ -107,21 +108,28 @@ class Engine:
             run.write_resumed()
             return "goes on"
         except UsageError as error:
-            job.status, job.reason = "failed", "; ".join(error.problems)
+            job.status = "failed" if self.stop.signal is None else "interrupted"
+            job.reason = "; ".join(error.problems)
             return None
 
     def _tend(self, process: JobProcess) -> None:
         job, code = process.job, process.ended()
         if code is None:
-            if job.status == "running" and self.source.hopeless(job, process.run):
-                job.status, job.reason = "pruned", "worse than the others"
-                process.end_within(GRACE)
+            self._prune(process)
             return
         self.stop.processes.remove(process)
         self.free.append(process.slot)
         job.seconds += time.monotonic() - process.started
         self._judge(job, process, code)
         self._settle(job)
+
+    def _prune(self, process: JobProcess) -> None:
+        job = process.job
+        if job.status != "running" or self.stop.signal is not None:
+            return
+        if reason := self.source.hopeless(job, process.run):
+            job.status, job.reason = "pruned", reason
+            process.end_within(GRACE)
 
     def _judge(self, job: Job, process: JobProcess, code: int) -> None:
         """How a job ended: pruned, done, told to stop, or failed."""
@@ -141,7 +149,7 @@ class Engine:
         self._write()
         value = "" if job.value is None else f", {self.settings['metric']} {job.value:.5g}"
         reason = f": {job.reason}" if job.reason else ""
-        self._say(f"job {job.number} ({job.title}) {job.status}{value}{reason}", wrong=job.status in FAILURES)
+        self._say(f"{job.label} {job.status}{value}{reason}", wrong=job.status in FAILURES)
 
     def _write(self) -> None:
         self.sweep.write_table(self.source.jobs, self.settings["metric"])

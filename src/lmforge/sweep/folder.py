@@ -81,7 +81,7 @@ class SweepFolder:
         header = ["job", *keys, "status", metric, "seconds", "run", "reason"]
         writer = csv.DictWriter(out, header, restval="", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(job.row(metric) for job in jobs)
+        writer.writerows(job.row(metric, self.path) for job in jobs)
         write_aside(self.path / "table.csv", out.getvalue())
 
     def rows(self) -> dict[int, dict[str, Any]]:

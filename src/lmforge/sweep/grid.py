@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lmforge.config.compose import Plain
+from lmforge.config.errors import UsageError
 from lmforge.config.runs import RunFolder
 from lmforge.sweep.job import Job, Status
 
@@ -22,11 +23,12 @@ class Grid:
         for job in self.jobs:
             if job.status in self.open and job.number not in self.handed:
                 self.handed.add(job.number)
+                job.status = "waiting"
                 return job
         return None
 
-    def hopeless(self, job: Job, run: RunFolder) -> bool:
-        return False
+    def hopeless(self, job: Job, run: RunFolder) -> None:
+        """Every job of a grid is trained to its end."""
 
     def tell(self, job: Job) -> None:
         """A grid learns nothing."""
@@ -39,7 +41,11 @@ def freeze(jobs: Sequence[Job]) -> Plain:
 
 
 def thaw(frozen: Plain) -> list[Job]:
-    jobs = [Job(number, **row) for number, row in enumerate(frozen["jobs"])]
+    """Raises UsageError when what was frozen are no jobs."""
+    try:
+        jobs = [Job(number, **row) for number, row in enumerate(frozen["jobs"])]
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"the sweep's frozen configs are broken: {error}") from error
     for job in jobs:
         if job.plain is None:
             job.status = "refused"

@@ -37,14 +37,18 @@ class Job:
     def title(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.swept.items())
 
+    @property
+    def label(self) -> str:
+        return f"job {self.number} ({self.title})" if self.swept else f"job {self.number}"
+
     def finish(self, run: RunFolder, metric: str) -> None:
         """Takes over what a run that has ended measured last; None where that is not a finite number."""
         value = run.summary().get(metric)
         self.status, self.reason = "done", ""
         self.value = float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
-    def row(self, metric: str) -> dict[str, str]:
-        run = "" if self.plain is None or self.status == "waiting" else str(self.number)
+    def row(self, metric: str, sweep: Path) -> dict[str, str]:
+        run = str(self.number) if run_of(self, sweep).config_file.is_file() else ""
         return {
             "job": str(self.number),
             **self.swept,

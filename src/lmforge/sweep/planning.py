@@ -19,12 +19,15 @@ from lmforge.sweep.slots import Slot
 def words_of_params(composer: Composer, params: Plain, typed: Sequence[Word], problems: list[str]) -> list[Word]:
     """The words of sweep.params that were not typed as well."""
     taken = {word.key for word in typed}
-    tokens = [
-        f"{key}={','.join(value) if isinstance(value, list) else value}"
-        for key, value in flatten(params)
-        if key not in taken
-    ]
+    tokens = [f"{key}={_as_typed(value)}" for key, value in flatten(params) if key not in taken]
     return read_words(tokens, composer.tree, True, problems)
+
+
+def _as_typed(value: Any) -> str:
+    """A YAML list holds the values to sweep, each of which may be a list itself."""
+    if not isinstance(value, list):
+        return shown(value)
+    return f"choice({','.join(f'[{shown(item)}]' if isinstance(item, list) else shown(item) for item in value)})"
 
 
 def value_problems(composer: Composer, words: Sequence[Word], broken: Sequence[str]) -> list[str]:

@@ -37,6 +37,7 @@ class JobProcess:
         self.kill_at: float | None = None
         environ = {**os.environ, **slot.environment, "PYTHONUNBUFFERED": "1"}
         environ[RUN_VARIABLE] = str(run.path.resolve())
+        environ.pop("MASTER_PORT", None)  # the ranks of jobs side by side must not meet at one port
         with slot.cores_held(), self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, script],

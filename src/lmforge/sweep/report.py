@@ -21,7 +21,7 @@ def _table(jobs: Sequence[Job], sweep: Path, metric: str) -> str:
     keys = list(dict.fromkeys(key for job in jobs for key in job.swept))
     rows = [["job", *keys, "status", metric, "seconds", "run folder", ""]]
     for job in jobs:
-        started = job.status != "waiting" and job.plain is not None
+        run = run_of(job, sweep)
         rows.append(
             [
                 str(job.number),
@@ -29,7 +29,7 @@ def _table(jobs: Sequence[Job], sweep: Path, metric: str) -> str:
                 job.status,
                 "-" if job.value is None else f"{job.value:.5g}",
                 f"{job.seconds:.1f}",
-                str(run_of(job, sweep).path) if started else "-",
+                str(run.path) if run.config_file.is_file() else "-",
                 job.reason,
             ]
         )

@@ -41,8 +41,9 @@ class Search:
         self.looked: dict[int, tuple[float, int]] = {}  # when to look at a job's metrics again, and the step seen last
         minutes = settings["timeout_minutes"]
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
+        url, patience = f"sqlite:///{(folder / STUDY_FILE).resolve()}", {"connect_args": {"timeout": 60}}
         self.study = self.optuna.create_study(
-            storage=f"sqlite:///{(folder / STUDY_FILE).resolve()}",
+            storage=self.optuna.storages.RDBStorage(url, engine_kwargs=patience),  # readers may hold it for a while
             study_name="sweep",
             direction="maximize" if settings["mode"] == "max" else "minimize",
             pruner=make_pruner(self.optuna, settings),
@@ -77,8 +78,15 @@ class Search:
         trial = self.study.ask()
         self.trials[number] = trial
         job = self._job(number, trial)
+        self._copy_twin(job)
         self.jobs.append(job)
         return job
+
+    def _copy_twin(self, job: Job) -> None:
+        """The same words give the same run: a point that is drawn again keeps its result and is not trained again."""
+        for twin in self.jobs:
+            if twin.words == job.words and twin.status == "done":
+                job.status, job.value, job.reason = "done", twin.value, f"the same as job {twin.number}"
 
     def _sampler(self, number: int) -> Any:
         """A sampler of this trial's own: its values follow from the seed, its number and the results so far, the same
@@ -93,11 +101,11 @@ class Search:
         values = [suggest(trial, word) if word.swept else word.value for word in self.planner.words]
         return self.planner.job(number, values)
 
-    def hopeless(self, job: Job, run: RunFolder) -> bool:
-        """Reports the validations that are new; True once the pruner has seen enough."""
+    def hopeless(self, job: Job, run: RunFolder) -> str | None:
+        """Reports the validations that are new, until the pruner has seen enough."""
         due, seen = self.looked.get(job.number, (0.0, 0))
         if self.settings["pruner"] == "none" or time.monotonic() < due:
-            return False
+            return None
         before, trial = time.monotonic(), self.trials[job.number]
         rows = [row for row in read_rows(run.path / "metrics.csv") if row.get(self.settings["metric"])]
         for row in rows:
@@ -105,10 +113,10 @@ class Search:
                 trial.report(float(row[self.settings["metric"]]), step)
                 seen = step
                 if trial.should_prune():
-                    return True
+                    return f"worse than the others at step {step}"
         now = time.monotonic()  # a long file is read less often
         self.looked[job.number] = (now + max(0.2, 20 * (now - before)), seen)
-        return False
+        return None
 
     def tell(self, job: Job) -> None:
         """Closes the trial of a job that is final; an interrupted one stays open."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmforge.config.checks import mode_problems
-from lmforge.config.compose import Composer, Plain
+from lmforge.config.compose import Composer, Plain, to_plain
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import Word, read_words
 from lmforge.config.prepare import typed as typed_value
@@ -62,9 +62,10 @@ def _ask(
     """The settings, and the jobs' words with those of sweep.params. Raises UsageError with all that no job can use."""
     first = [word.single(word.value) if word.swept else word for word in of_jobs]
     composed = composer.compose([*own, *first], broken)
-    settings = composed.plain["sweep"]
+    settings = {key: value for key, value in composed.plain["sweep"].items() if key != "params"}
+    params = to_plain(composer.base([*own, *first])["sweep"])["params"]  # with its dots, which `composed` has opened
     problems += [text for key, text in composed.problems.items() if is_own(key)]
-    of_jobs = [*words_of_params(composer, settings.pop("params", {}), of_jobs, problems), *of_jobs]
+    of_jobs = [*words_of_params(composer, params, of_jobs, problems), *of_jobs]
     problems += value_problems(composer, of_jobs, broken)
     problems += mode_problems("sweep", "metric", settings)
     problems += _kind_problems(settings["kind"], of_jobs, fine=not problems)
@@ -93,19 +94,22 @@ def _begin(composer: Composer, words: list[Word], settings: Plain, broken: Seque
     jobs = corners(planner) if searching else grid_jobs(planner)
     plains = _plains(jobs)
     if not plains:
-        raise UsageError([f"job {job.number} ({job.title}): {job.reason}" for job in jobs])
+        raise UsageError([f"{job.label}: {job.reason}" for job in jobs])
     slots = make_slots(settings["jobs"], plains)
     planner.fit_threads(slots[0], jobs)
     folder = SweepFolder.new(Path(plains[0]["paths"]["runs"]) / plains[0]["name"], settings["folder"])
     folder.write_start(_asked(words, settings, argv), composer.frozen() if searching else freeze(jobs))
     print(f"sweep folder  {folder.path}", flush=True)
-    for job in jobs if not searching else ():
-        if job.status == "refused":
-            print(f"job {job.number} ({job.title}) refused: {job.reason}", file=sys.stderr, flush=True)
-    if searching and settings["pruner"] != "none" and plains[0]["trainer"]["val_every_n_steps"] is None:
-        print("no job can be pruned: trainer.val_every_n_steps=null validates only at the end")
-    parallel = len(slots) > 1
-    source: Source = Search(folder.path, settings, planner, parallel) if searching else Grid(jobs, False)
+    source: Source
+    if searching:
+        source = Search(folder.path, settings, planner, len(slots) > 1)
+        if settings["pruner"] != "none" and plains[0]["trainer"]["val_every_n_steps"] is None:
+            print("no job can be pruned: trainer.val_every_n_steps=null validates only at the end", flush=True)
+    else:
+        source = Grid(jobs, False)
+        for job in jobs:
+            if job.plain is None:
+                print(f"{job.label} refused: {job.reason}", file=sys.stderr, flush=True)
     return _run(folder, source, slots, settings, argv)
 
 
