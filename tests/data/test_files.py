@@ -110,6 +110,13 @@ def test_a_small_corpus_is_read_each_time(tmp_path, read):
     assert not cache.exists()
 
 
+def test_an_index_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_INDEX_FROM", 3)
+    _write(tmp_path / "a.txt", "some text")
+    files = text_files(str(tmp_path / "a.txt"))
+    assert files_digest(files, tmp_path / "a.txt") == files_digest(files)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", json.dumps({"x": 1})])
 def test_a_broken_index_is_as_good_as_none(tmp_path, monkeypatch, content):
     monkeypatch.setattr(module, "_INDEX_FROM", 3)

@@ -64,6 +64,12 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_file_in_silence(tmp_p
     assert csv.field_size_limit() > 100
 
 
+def test_a_header_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"text,n\rold line ends,1\r")
+    with pytest.raises(UsageError, match=r"a\.csv: broken header"):
+        read_text(tmp_path)
+
+
 def test_a_missing_column_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match=r"a\.csv: no column 'text'; columns: a, b; data\.text_key"):

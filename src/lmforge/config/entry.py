@@ -65,7 +65,7 @@ class FrontDoor:
 
     def _start(self) -> int:
         folder = os.environ.get(RUN_VARIABLE)
-        if folder and not self.launch.external:
+        if folder and not self.launch.external and self.name not in ALONE:
             return self._start_frozen(RunFolder(folder))
         if self.name in ALONE and os.environ.get(CONFIG_VARIABLE):
             return self._run_alone(yaml.safe_load(Path(os.environ[CONFIG_VARIABLE]).read_text(encoding="utf-8")))

@@ -8,6 +8,7 @@ import json
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,8 +118,9 @@ def files_digest(files: Sequence[SourceFile], index: Path | None = None) -> str:
         digest.update(f"{name}\0".encode(errors="surrogateescape"))
         digest.update(bytes.fromhex(content))
     if large and index and any(known.get(where) != entry for where, entry in settled.items()):
-        index.mkdir(parents=True, exist_ok=True)
-        write_aside(index / INDEX, json.dumps(known | settled))
+        with suppress(OSError):  # it only saves time
+            index.mkdir(parents=True, exist_ok=True)
+            write_aside(index / INDEX, json.dumps(known | settled))
     return digest.hexdigest()
 
 

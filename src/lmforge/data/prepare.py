@@ -103,8 +103,9 @@ def _make(
     source: Source, vocab_size: int, tokenizer: Tokenizer | None, folder: Path, digest: str, workers: int | str
 ) -> None:
     start = time.perf_counter()
-    log.info("preparing data=%s (once)", source.kind)
     work = folder.with_name(folder.name + store.WORK)
+    again = "going on with what an earlier call finished" if work.exists() else "once"
+    log.info("preparing data=%s (%s)", source.kind, again)
     try:
         work.mkdir(exist_ok=True)
         build(source, digest, tokenizer, vocab_size, work, folder, workers)

@@ -151,8 +151,7 @@ def _rows(file: SourceFile, stream: BinaryIO, key: str, report: Report) -> Itera
     """Rows count from 1 below the header. Bytes that are not UTF-8 pass the reader as halves of surrogate pairs."""
     lines = (line.decode("utf-8", errors="surrogateescape") for line in stream)
     rows = csv.reader(lines, delimiter="\t" if file_format(file.path)[0] == ".tsv" else ",", strict=True)
-    header = next(rows, [])
-    names = [clean(name) for name in header]
+    names = _header(rows)
     if key not in names:
         raise Unfit(
             "no_text_column", f"no column '{key}'; columns: {', '.join(names[:12])}; data.text_key names the right one"
@@ -172,6 +171,13 @@ def _rows(file: SourceFile, stream: BinaryIO, key: str, report: Report) -> Itera
             _bad(report, file, number, Unfit("broken_csv", f"broken row ({error})"))
         except Unfit as error:
             _bad(report, file, number, error)
+
+
+def _header(rows: Iterator[list[str]]) -> list[str]:
+    try:
+        return [clean(name) for name in next(rows, [])]
+    except csv.Error as error:
+        raise Unfit("broken_csv", f"broken header ({error})") from None
 
 
 def _cell(row: list[str], column: int, key: str) -> str:

@@ -80,7 +80,7 @@ def keep_memory() -> None:
 def make_data(cfg: DictConfig) -> TokenWindows:
     """Have the shards made when they are missing, open them, and check that the model has a row for each token."""
     cache = Path(cfg.paths.cache)
-    make_missing(to_plain(cfg.data), cache, read_launch()[0])
+    make_missing(to_plain(cfg.data), cache, read_launch(dict(os.environ))[0])
     data = build(cfg.data, cache=cache)
     assert isinstance(data, TokenWindows)
     if cfg.model.vocab_size is not None:
