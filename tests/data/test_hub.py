@@ -1,6 +1,7 @@
 """data=hub on local data sets: as shards, and as a stream of which each rank reads its share."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +65,9 @@ def test_a_folder_a_file_and_parquet_become_shards(folder, tmp_path) -> None:
     everything = split_texts(data, "train") + split_texts(data, "val") + split_texts(data, "test")
     assert sorted(everything) == sorted(text(k) for k in range(60))
     assert opened(folder, tmp_path / "cache").folder == data.folder
+    moved = opened(shutil.copytree(folder, tmp_path / "elsewhere" / "set"), tmp_path / "another-cache")
+    assert moved.folder.name == data.folder.name
+    assert moved.manifest == data.manifest
     table = pyarrow.table({"body": [text(k) for k in range(30)]})
     pyarrow.parquet.write_table(table, tmp_path / "one.parquet", row_group_size=7)
     one = opened(tmp_path / "one.parquet", tmp_path / "cache", text_key="body")

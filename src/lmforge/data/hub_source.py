@@ -67,17 +67,18 @@ def open_rows(data: Node) -> Any:
 
 
 def documents(rows: Iterable[Mapping[str, Any]], data: Node, report: Report) -> Iterator[Document]:
-    """The texts of the rows, named by their number; empty ones are left out and counted, bad ones as `report` says."""
-    key = data["text_key"]
+    """The texts of the rows, named by their number (of a local data set the same wherever it lies); empty ones are left
+    out and counted, bad ones as `report` says."""
+    key, name = data["text_key"], data["name"]
+    short = Path(name).name if Path(name).exists() else name
     for number, row in enumerate(_readable(rows, data), start=1):
-        place = f"{data['name']}:{number}"
         try:
             text = text_of(row.get(key), key)
         except Unfit as error:
-            report.bad(place, error)
+            report.bad(f"{name}:{number}", error)
             continue
         if text.strip():
-            yield Document(place, text)
+            yield Document(f"{short}:{number}", text)
         else:
             report.skip("empty")
 
