@@ -65,7 +65,7 @@ class MemoryGuard(pl.Callback):
             where = self._where(exception)
             forget_frames(exception)
             self.report = f"{where}\n  {str(exception).splitlines()[0] if str(exception) else type(exception).__name__}"
-            self.report += f"\n{self._memory()}\n{self._advice()}"
+            self.report += f"\n{self._memory()}"
 
     def _where(self, error: BaseException) -> str:
         """`rank 1 ran out of memory in training: step 5, micro-batch 2 of 4 (8 sequences of 256 tokens)`"""
@@ -98,6 +98,10 @@ class MemoryGuard(pl.Callback):
             lines += f"\n  CUDA       allocated {size(torch.cuda.memory_allocated(device))}"
             lines += f", reserved {size(torch.cuda.memory_reserved(device))}, free {size(free)} of {size(total)}"
         return lines
+
+    def explain(self, error: BaseException) -> OutOfMemory:
+        """Everything there is to say; to be asked once a save in flight has ended, whose checkpoint can be resumed."""
+        return OutOfMemory(f"{self.report or error}\n{self._advice()}")
 
     def _advice(self) -> str:
         found = remedies(self.cfg)
@@ -141,8 +145,9 @@ class MemoryGuard(pl.Callback):
 
     def _last_words(self, error: BaseException) -> int:
         """Say why this rank ends, leave the code for wrappers, and return it."""
+        error = self.explain(error) if self.report else error
         code = exit_code_of(error)
-        print(f"{type(error).__name__}: {self.report or error}", file=sys.stderr, flush=True)
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         with suppress(OSError):
             write_aside(self.run.path / "exit_code", f"{int(code)}\n")
         return int(code)
@@ -159,7 +164,7 @@ def explained(trainer: pl.Trainer) -> Iterator[None]:
         raise
     except Exception as error:
         if guard.report or is_out_of_memory(error):
-            raise OutOfMemory(guard.report or str(error)) from error
+            raise guard.explain(error) from error
         watch = watch_of(trainer)
         if watch is None or not any(word in str(cause) for cause in causes(error) for word in BROKEN):
             raise
