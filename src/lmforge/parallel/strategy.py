@@ -49,7 +49,11 @@ class MeshStrategy(DDPStrategy):
             self.setup_optimizers(trainer)
 
     def teardown(self) -> None:
-        self.watch.done = True
-        super().teardown()
+        """Lightning would move everything to the CPU first, which fails where an error left weights half gathered, and
+        may find no room there."""
+        self.precision_plugin.teardown()
+        assert self.accelerator is not None
+        self.accelerator.teardown()
         if dist.is_initialized():
             dist.destroy_process_group()
+        self.watch.done = True

@@ -47,7 +47,7 @@ class Watch:
         self.deaths: list[Death] = []
         self.watched: set[int] = set()
         self.changed = threading.Condition()
-        self.done = False  # nothing that the ranks do together is left
+        self.done = False  # the connection is taken down, so nothing can hang in it
         self.give_up: Callable[[Death], int] = _say_and_fail
 
     def add(self, rank: int, pid: int, process: "subprocess.Popen[bytes] | None" = None) -> None:
@@ -71,6 +71,17 @@ class Watch:
             bad = [death for death in self.deaths if death.code != 0]
         killed = [death for death in bad if death.code is None or death.code < 0]
         return next(iter(killed + bad), None)
+
+    def leave_within(self, seconds: float, last_words: Callable[[], int]) -> None:
+        """End this process then with the code of `last_words`, if it still hangs: to take a connection down can mean
+        to wait for ranks that hang themselves."""
+
+        def leave() -> None:
+            time.sleep(seconds)
+            if not self.done:
+                os._exit(last_words())
+
+        threading.Thread(target=leave, name="last-resort", daemon=True).start()
 
     def _follow(self, rank: int, pid: int, process: "subprocess.Popen[bytes] | None") -> None:
         death = Death(rank, pid, _end_of(pid, process))

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,11 +17,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lmforge.config.batch import batch_plan
-from lmforge.config.errors import Exit, ExitError, OutOfMemory, RankLost, is_out_of_memory
+from lmforge.config.errors import Exit, ExitError, OutOfMemory, RankLost, exit_code_of, is_out_of_memory
 from lmforge.config.remedies import remedies
 from lmforge.config.run_list import size
 from lmforge.config.runs import RunFolder, write_aside
-from lmforge.parallel.watch import Death, Watch, oom_kills
+from lmforge.parallel.watch import GRACE, Death, Watch, oom_kills
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import list_checkpoints
 from lmforge.training.checkpointing import CheckpointCallback
@@ -58,11 +59,13 @@ class MemoryGuard(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         assert isinstance(pl_module, UpdateTask)
         self.task, self.trainer = pl_module, trainer
+        if (watch := watch_of(trainer)) is not None:
+            watch.leave_within(GRACE, partial(self._last_words, exception))
         if is_out_of_memory(exception) and not isinstance(exception, ExitError):
             where = self._where(exception)
             forget_frames(exception)
             self.report = f"{where}\n  {str(exception).splitlines()[0] if str(exception) else type(exception).__name__}"
-            self.report += f"\n{self._memory()}\n{self._advice()}"
+            self.report += f"\n{self._memory()}"
 
     def _where(self, error: BaseException) -> str:
         """`rank 1 ran out of memory in training: step 5, micro-batch 2 of 4 (8 sequences of 256 tokens)`"""
@@ -95,6 +98,10 @@ class MemoryGuard(pl.Callback):
             lines += f"\n  CUDA       allocated {size(torch.cuda.memory_allocated(device))}"
             lines += f", reserved {size(torch.cuda.memory_reserved(device))}, free {size(free)} of {size(total)}"
         return lines
+
+    def explain(self, error: BaseException) -> OutOfMemory:
+        """Everything there is to say; to be asked once a save in flight has ended, whose checkpoint can be resumed."""
+        return OutOfMemory(f"{self.report or error}\n{self._advice()}")
 
     def _advice(self) -> str:
         found = remedies(self.cfg)
@@ -133,12 +140,17 @@ class MemoryGuard(pl.Callback):
         return None
 
     def _give_up(self, death: Death) -> int:
-        """This rank hangs: say so, leave the code for wrappers, and end."""
-        error = self.of_death(death)
+        """This rank hangs since another one died."""
+        return self._last_words(self.of_death(death))
+
+    def _last_words(self, error: BaseException) -> int:
+        """Say why this rank ends, leave the code for wrappers, and return it."""
+        error = self.explain(error) if self.report else error
+        code = exit_code_of(error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         with suppress(OSError):
-            write_aside(self.run.path / "exit_code", f"{int(error.exit_code)}\n")
-        return int(error.exit_code)
+            write_aside(self.run.path / "exit_code", f"{int(code)}\n")
+        return int(code)
 
 
 @contextmanager
@@ -151,10 +163,10 @@ def explained(trainer: pl.Trainer) -> Iterator[None]:
     except ExitError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
-            raise OutOfMemory(guard.report or str(error)) from error
+        if guard.report or is_out_of_memory(error):
+            raise guard.explain(error) from error
         watch = watch_of(trainer)
-        if watch is None or not any(word in str(error) for word in BROKEN):
+        if watch is None or not any(word in str(cause) for cause in causes(error) for word in BROKEN):
             raise
         death = watch.cause(DEATH_SECONDS)
         if death is None:
@@ -167,11 +179,17 @@ def watch_of(trainer: pl.Trainer) -> Watch | None:
     return getattr(trainer.strategy, "watch", None)
 
 
-def forget_frames(error: BaseException | None) -> None:
-    """Drop the local variables of what was running, activations above all, which the error holds on to."""
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it came from or hid."""
     while error is not None:
-        traceback.clear_frames(error.__traceback__)
+        yield error
         error = error.__cause__ or error.__context__
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the local variables of what was running, activations above all, which the error holds on to."""
+    for cause in causes(error):
+        traceback.clear_frames(cause.__traceback__)
 
 
 def memory_by_kind(task: UpdateTask, trainer: pl.Trainer) -> dict[str, int]:
