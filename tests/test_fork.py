@@ -11,7 +11,7 @@ import pytest
 
 from pages import fences
 from project_copy import commit, copy_project, git, git_environment
-from test_rename import NEW, OLD
+from test_rename import NEW, OLD, SHOWN
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "fork.md").read_text()
 
@@ -25,10 +25,11 @@ def section(title: str) -> list[str]:
 def run(folder: Path, lines: list[str], **places: str) -> None:
     """The lines in one shell; `make format` is what it would call."""
     script = "\n".join(["set -e", *lines])
-    for name, place in {"acme_lm": NEW, **places}.items():
+    for name, place in {SHOWN: NEW, **places}.items():
         script = script.replace(name, place)
     ruff = Path(sys.executable).with_name("ruff")
-    script = script.replace("make format", f"{ruff} check --quiet --fix . || true; {ruff} format --quiet .")
+    formatting = f"{ruff} check --quiet --fix . || true; {ruff} format --quiet ." if ruff.exists() else "true"
+    script = script.replace("make format", formatting)
     environment = {**git_environment(), "PATH": f"/usr/bin:/bin:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=90

@@ -18,12 +18,16 @@ OLD = Path(
         0
     ]
 ).name
-NEW, NEWER = "quux_" + "lm", "zed_" + "lm"  # put together here, so that neither is a word of the project
-TITLE = "Quux " + "LM"
+SHOWN = re.findall(r"NAME=(\w+)", (TEMPLATE / "docs" / "fork.md").read_text())[0]
+# Put together here, so that none of them is a word of the project.
+NEW, NEWER = SHOWN if SHOWN != OLD else "quux_" + "lm", "zed_" + "lm"
+TITLE = " ".join(part.upper() if len(part) < 4 else part.capitalize() for part in NEW.split("_"))
 SMOKE = (
     "tests/test_packaging.py",
+    "tests/deploy",
+    "tests/docs",
     "tests/config/test_targets.py",
-    "tests/config/test_front_door.py",
+    "tests/config/test_front_door.py::test_questions_are_cheap_and_leave_nothing",
     "tests/config/test_launch.py",
     "tests/cli/test_train_evaluate.py::test_fsdp_in_bf16[2]",
     "tests/cli/test_train_evaluate.py::test_generate",
@@ -121,7 +125,7 @@ def test_renamed_again_and_back_is_the_same_to_the_byte(template: Path, fork: Pa
     ("name", "why"),
     [
         ("", "not a package name"),
-        ("acme-lm", "not a package name"),
+        ("with-dash", "not a package name"),
         ("1st", "not a package name"),
         ("class", "not a package name"),
         ("../x", "not a package name"),

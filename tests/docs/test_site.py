@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytest.importorskip("mkdocs", reason="the docs extra is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 
 
