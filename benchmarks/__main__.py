@@ -22,11 +22,8 @@ def main() -> int:
     asked = _arguments()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     facts = machine.describe()
-    print(machine.head(facts))
     facts["roofline"] = machine.roofline(seconds=0.05 if asked.quick else 0.4)
-    print(
-        f"one core: {', '.join(f'{value} {name}' for name, value in facts['roofline'].items())}; load {facts['load']}\n"
-    )
+    print(f"{machine.head(facts)}\n")
     print("\n".join(report.lines([])))
     rows: list[report.Row] = []
     with tempfile.TemporaryDirectory(prefix="lmforge-bench-", ignore_cleanup_errors=True) as folder:
@@ -35,10 +32,7 @@ def main() -> int:
             print("\n".join(report.lines(found)[1:]), flush=True)
             rows += found
     facts["load_after"] = round(os.getloadavg()[0], 2)
-    busy = max(facts["load"], facts["load_after"]) > facts["cores"]
-    print(
-        f"\nload {facts['load']} before, {facts['load_after']} after{'; NOISY: more work than cores' if busy else ''}"
-    )
+    print(f"\n{machine.load(facts)}")
     report.write(asked.out, facts, rows)
     print(f"written to {asked.out}")
     return int(any(row.verdict == report.BROKEN for row in rows))

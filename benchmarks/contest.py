@@ -1,7 +1,8 @@
 """Contenders that take turns: each in a process of its own, one at work at a time, measured in CPU time.
 
-On a machine that other programs use too, wall time says nothing and CPU time drifts with the caches. Turns that alternate
-see the same drift, so ratios hold; separate processes keep one contender's allocator, threads and imports out of another's.
+On a machine that other programs use too, wall time says nothing and CPU time drifts with the caches. Turns that
+alternate see the same drift, so ratios hold; processes of their own keep each contender's allocator, threads and imports
+away from the others.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "lmforge.training.callbacks", "lmforge.training.summary"])
-SECONDS = 400.0  # longest wait for one turn
+SECONDS = 1500.0  # longest wait for one turn
 
 Turn = Callable[..., None]
 Contender = Callable[..., None]
@@ -131,7 +132,7 @@ class Ratio:
     @classmethod
     def of(cls, over: list[float], under: list[float]) -> "Ratio":
         rounds = [a / b for a, b in zip(over, under, strict=True)]
-        tenths = quantiles(rounds, n=10) if len(rounds) > 1 else rounds * 9
+        tenths = quantiles(rounds, n=10, method="inclusive") if len(rounds) > 1 else rounds * 9
         return cls(min(over) / min(under), median(rounds), tenths[0], tenths[-1])
 
     def __str__(self) -> str:

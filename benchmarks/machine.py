@@ -35,11 +35,22 @@ def _version(name: str) -> str | None:
 
 
 def head(facts: dict[str, Any]) -> str:
+    """Machine, versions, and what one core can do at most."""
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    return (
-        f"{facts['cpu']} ({', '.join(facts['flags'])}), {facts['cores']} cores, {facts['gpu'] or 'no GPU'}\n"
-        f"Python {facts['python']}, {versions}"
-    )
+    limits = ", ".join(f"{value} {name}" for name, value in facts["roofline"].items())
+    cpu = f"{facts['cpu']} ({', '.join(facts['flags'])}), {facts['cores']} cores, {facts['gpu'] or 'no GPU'}"
+    return f"{cpu}\nPython {facts['python']}, {versions}\none core: {limits}"
+
+
+def load(facts: dict[str, Any]) -> str:
+    """How busy the machine was; with more work than cores, ratios near their goal may fall on either side."""
+    busy = max(facts["load"], facts["load_after"]) > facts["cores"]
+    return f"load {facts['load']} before, {facts['load_after']} after{'; NOISY: more work than cores' if busy else ''}"
+
+
+def busy() -> bool:
+    """Whether there is more work than cores right now."""
+    return os.getloadavg()[0] > len(os.sched_getaffinity(0))
 
 
 def roofline(size: int = 512, seconds: float = 0.4) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 EQUAL = (0.97, 1.03)  # a contender against itself; outside, the row is too noisy to trust
 
-PASS, FAIL, NOISY, SHOWN, NOT_RUN, BROKEN = "PASS", "FAIL", "NOISY", "shown", "not run", "broken"
+PASS, FAIL, NOISY, WARN, SHOWN, NOT_RUN, BROKEN = "PASS", "FAIL", "NOISY", "warn", "shown", "not run", "broken"
 
 
 @dataclass(frozen=True)
