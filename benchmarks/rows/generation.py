@@ -9,7 +9,7 @@ import torch
 from benchmarks.contest import Ratio
 from benchmarks.report import Row, not_run, verdict
 from benchmarks.settings import Settings
-from lmforge.evaluation.generation import Sampling, generate_ids
+from lmforge.tasks.generation import Sampling, generate_ids
 from lmforge.models.gpt import GPT
 from lmforge.training.assemble import keep_memory
 

@@ -60,7 +60,7 @@ class MixedData(TokenWindows):
     def _scoring(self, split: str) -> tuple[Dataset[Window], Sequence[int]]:
         """A window's rows come from one source; the sources take turns, so that the first windows are of all."""
         named = [
-            SourceWindows(name, *self._scored(self.rows(split, folder)))
+            SourceWindows(name, *self.scored(self.rows(split, folder)))
             for name, folder in self.folders.items()
             if self.manifest["sources"][name].get(split, 0) > 1
         ]

@@ -126,10 +126,10 @@ class TokenWindows(pl.LightningDataModule):
 
     def _scoring(self, split: str) -> tuple["Dataset[Window]", Sequence[int]]:
         """The windows of a split, and the order in which they are scored."""
-        windows = Windows(*self._scored(self.rows(split)))
+        windows = Windows(*self.scored(self.rows(split)))
         return windows, range(len(windows))
 
-    def _scored(self, rows: PackedRows) -> tuple[PackedRows, SampleOrder, BatchPlan, int, int]:
+    def scored(self, rows: PackedRows) -> tuple[PackedRows, SampleOrder, BatchPlan, int, int]:
         """What `Windows` over rows to score are made of."""
         rank, plan = self._share()
         plan = replace(plan, sequences=plan.micro * plan.world, accumulation=1)

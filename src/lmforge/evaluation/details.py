@@ -1,6 +1,5 @@
 """What evaluate.py reports beside the headline: calibration and the domains, from the same forward passes."""
 
-from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,7 +8,7 @@ import torch
 from omegaconf import DictConfig
 
 from lmforge.data.module import TokenWindows
-from lmforge.data.order import Integers, SampleOrder
+from lmforge.data.order import Integers
 from lmforge.data.packing import PackedRows
 from lmforge.data.shards import TokenShards
 from lmforge.data.windows import Windows
@@ -46,16 +45,11 @@ class Details(pl.Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
         pl_module.watch = self._watch
-        self.windows = self._windows(trainer) if self.of_document is not None else None
+        if self.of_document is not None:
+            self.windows = Windows(*self.data.scored(self.data.rows(self.split)))  # for the numbers of their rows
         for metric in (self.reliability, self.sums):
             if metric is not None:
                 metric.to(trainer.strategy.root_device)
-
-    def _windows(self, trainer: pl.Trainer) -> Windows:
-        """The windows of this rank as `scoring_loader` lays them out, for the numbers of their rows."""
-        rows, micro, world = self.data.rows(self.split), self.data.plan.micro, trainer.world_size
-        plan = replace(self.data.plan, sequences=micro * world, accumulation=1, world=world)
-        return Windows(rows, SampleOrder(len(rows), 0, shuffle=False), plan, trainer.global_rank, len(rows))
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
