@@ -80,5 +80,5 @@ def test_it_is_started_once():
     ranks = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     done = _door("data=stdlib", **ranks)
     assert done.returncode == 2
-    assert "start it once, without torchrun" in done.stderr
+    assert "start it without torchrun" in done.stderr
     assert "JOB" not in done.stdout

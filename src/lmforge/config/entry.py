@@ -26,6 +26,7 @@ from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, 
 from lmforge.config.runs import RunFolder, dump_yaml, write_aside
 from lmforge.sweep import start as sweep
 
+OF_RANKS = ("train", "evaluate")  # front doors that an outer launcher may start several times
 AGREED = (NonFinite, Requeue, Terminated)  # what every rank raises at the same step
 Job = Callable[[DictConfig, Any], Mapping[str, Any] | None]  # a config and a RunFolder, or None for those of ALONE
 
@@ -64,6 +65,8 @@ class FrontDoor:
             return self._report(error)
 
     def _start(self) -> int:
+        if self.launch.external and self.name not in OF_RANKS:
+            raise UsageError(f"this job is one process; start it without {self.launch.kind}")
         folder = os.environ.get(RUN_VARIABLE)
         if folder and not self.launch.external and self.name not in ALONE:
             return self._start_frozen(RunFolder(folder))
@@ -172,8 +175,6 @@ class FrontDoor:
                 write_aside(self.run_folder.path / "exit_code", f"{int(code)}\n")
 
     def _run_alone(self, plain: Plain) -> int:
-        if self.launch.external:
-            raise UsageError(f"start it once, without {self.launch.kind}: it uses all cores by itself")
         self.job(to_config(plain), None)
         return Exit.DONE
 
