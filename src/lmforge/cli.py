@@ -46,7 +46,7 @@ Jobs
 lmforge JOB --help lists a job's words. Training and evaluation are train.py and evaluate.py."""
 
 
-def _prepare(config: DictConfig, run: None) -> Mapping[str, Any]:
+def _prepare(config: DictConfig) -> Mapping[str, Any]:
     from lmforge.data.command import prepare
 
     return prepare(config)

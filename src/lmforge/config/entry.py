@@ -26,15 +26,15 @@ from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, 
 from lmforge.config.runs import RunFolder, dump_yaml, write_aside
 
 AGREED = (NonFinite, Requeue, Terminated)  # what every rank raises at the same step
-Job = Callable[[DictConfig, Any], Mapping[str, Any] | None]  # a config and a RunFolder, or None for those of ALONE
+Job = Callable[..., Mapping[str, Any] | None]
 
 
 def run_front_door(name: str, job: Job, argv: list[str] | None = None) -> None:
     """Runs a front door and ends the process with its exit code (errors.Exit).
 
     `name` is the config's (configs/<name>.yaml). `job` gets the resolved config, in which every text is literal and
-    unknown keys raise, and the run folder: for train locked, and new or to be continued; for those of ALONE None; else
-    the one to read.
+    unknown keys raise, and the run folder: for train locked, and new or to be continued; else the one to read. The
+    jobs of `ALONE` get the config only.
     """
     sys.exit(int(FrontDoor(name, job, sys.argv if argv is None else argv).run()))
 
@@ -161,7 +161,7 @@ class FrontDoor:
     def _run_alone(self, plain: Plain) -> int:
         if self.launch.external:
             raise UsageError(f"start it once, without {self.launch.kind}: it uses all cores by itself")
-        self.job(to_config(plain), None)
+        self.job(to_config(plain))
         return Exit.DONE
 
     def _print_config(

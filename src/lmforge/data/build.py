@@ -25,7 +25,7 @@ from lmforge.data.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-SALT = "lmforge/split"
+SALT = "lmforge/split"  # the name stays: another would split the same text anew
 NEAR_COPY = 0.4  # Jaccard of five-word runs
 SAMPLE = 4_000_000  # characters of the train split the BPE learns from
 REPORT = "dropped.json"

@@ -34,7 +34,7 @@ from lmforge.data.shard_checks import (
 )
 from lmforge.data.tokenizer import Tokenizer
 
-FORMAT, VERSION = "lmforge-tokens", 1
+FORMAT, VERSION = "lmforge-tokens", 1  # the name stays: shards outlive a renamed package
 MAX_SHARD_TOKENS = 1 << 28
 
 
