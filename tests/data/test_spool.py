@@ -77,5 +77,5 @@ def test_other_documents_than_before_are_noticed(spool, monkeypatch, change):
         monkeypatch.setattr(module, "PART", 300)
     else:
         others[0] = Document("n0", "longer text") if change == "text" else others[0]._replace(name="other")
-    with pytest.raises(UsageError, match="not those of the earlier call"):
+    with pytest.raises(UsageError, match="not those the killed call began with"):
         _write(Spool(spool.folder), others)

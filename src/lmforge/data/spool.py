@@ -184,5 +184,5 @@ class _Part:
         size = int(self._spool.load(self._number, "facts")["bytes"].sum())
         if (self._size, self.names) != (size, self._spool.names(self._number)):
             raise UsageError(
-                "the documents are not those of the earlier call that was killed; type the same words again"
+                "the documents are not those the killed call began with; type the same words again"
             )
