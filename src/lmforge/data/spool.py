@@ -183,6 +183,4 @@ class _Part:
         """Takes over the part that is there."""
         size = int(self._spool.load(self._number, "facts")["bytes"].sum())
         if (self._size, self.names) != (size, self._spool.names(self._number)):
-            raise UsageError(
-                "the documents are not those the killed call began with; type the same words again"
-            )
+            raise UsageError("the documents are not those the killed call began with; type the same words again")
