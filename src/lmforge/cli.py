@@ -50,7 +50,7 @@ Jobs
 lmforge JOB --help lists a job's words. Training and evaluation are train.py and evaluate.py."""
 
 
-def _prepare(config: DictConfig, run: None) -> Mapping[str, Any]:
+def _prepare(config: DictConfig) -> Mapping[str, Any]:
     from lmforge.data.command import prepare
 
     return prepare(config)
@@ -62,7 +62,7 @@ def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     return generate(config, run)
 
 
-def _runs(config: DictConfig, run: None) -> None:
+def _runs(config: DictConfig) -> None:
     from lmforge.config.run_table import runs_job
 
     runs_job(config)

@@ -16,7 +16,7 @@ DOOR = """
 import json, sys
 from lmforge.config.compose import to_plain
 from lmforge.config.entry import run_front_door
-run_front_door("prepare", lambda cfg, run: print("JOB " + json.dumps([to_plain(cfg), run])))
+run_front_door("prepare", lambda cfg: print("JOB " + json.dumps(to_plain(cfg))))
 """
 
 
@@ -67,7 +67,7 @@ def _door(*words, **environment):
 def test_a_config_handed_over_is_taken_as_it_is(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": {"path": "a ${b}"}}))
     done = _door(LMFORGE_CONFIG=str(tmp_path / "config.yaml"))
-    assert done.stdout == 'JOB [{"data": {"path": "a ${b}"}}, null]\n'
+    assert done.stdout == 'JOB {"data": {"path": "a ${b}"}}\n'
 
 
 def test_the_run_of_the_environment_is_not_its_own(tmp_path):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from lmforge.config.errors import UsageError
 from lmforge.data import spool as module
 from lmforge.data.documents import Document
 from lmforge.data.spool import Spool
@@ -65,3 +66,16 @@ def test_whole_parts_are_not_written_again(spool):
     changed = {name.split(".")[0] for name in before if after[name] != before[name]}
     assert changed == {"00001", "00002", "read"}
     assert [Spool(spool.folder).text(i) for i in range(20)] == [document.text for document in DOCUMENTS]
+
+
+@pytest.mark.parametrize("change", ["text", "name", "size of parts"])
+def test_other_documents_than_before_are_noticed(spool, monkeypatch, change):
+    _write(spool)
+    (spool.folder / module.DONE).unlink()
+    others = list(DOCUMENTS)
+    if change == "size of parts":
+        monkeypatch.setattr(module, "PART", 300)
+    else:
+        others[0] = Document("n0", "longer text") if change == "text" else others[0]._replace(name="other")
+    with pytest.raises(UsageError, match="not those the killed call began with"):
+        _write(Spool(spool.folder), others)

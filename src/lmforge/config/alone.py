@@ -12,14 +12,14 @@ from lmforge.config.places import absolute_paths
 from lmforge.config.prepare import Plan
 from lmforge.config.targets import check_targets
 
-ALONE = ("prepare", "runs")
+ALONE = ("prepare", "runs")  # jobs that read no run and start none; they get the config only
 
 
 def plan_alone(composer: Composer, words: Sequence[Word], broken: Sequence[str], earlier: Sequence[str]) -> Plan:
     """Raises UsageError with all problems, `earlier` ones first."""
     composed = composer.compose(words, broken)
     plain = absolute_paths(composed.plain)
-    found, notes = preflight(plain, composed.problems, only=NEEDED_BY[composer.name])
+    found, notes = preflight(plain, composed.problems, only=NEEDED_BY.get(composer.name, ()))
     problems = [*earlier, *composed.problems.values(), *check_targets(plain), *found]
     if problems:
         raise UsageError(list(dict.fromkeys(problems)))

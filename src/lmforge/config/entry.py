@@ -28,15 +28,15 @@ from lmforge.sweep import start as sweep
 
 OF_RANKS = ("train", "evaluate")  # front doors that an outer launcher may start several times
 AGREED = (NonFinite, Requeue, Terminated)  # what every rank raises at the same step
-Job = Callable[[DictConfig, Any], Mapping[str, Any] | None]  # a config and a RunFolder, or None for those of ALONE
+Job = Callable[..., Mapping[str, Any] | None]
 
 
 def run_front_door(name: str, job: Job, argv: list[str] | None = None) -> None:
     """Runs a front door and ends the process with its exit code (errors.Exit).
 
     `name` is the config's (configs/<name>.yaml). `job` gets the resolved config, in which every text is literal and
-    unknown keys raise, and the run folder: for train locked, and new or to be continued; for those of ALONE None; else
-    the one to read.
+    unknown keys raise, and the run folder: for train locked, and new or to be continued; else the one to read. The
+    jobs of `ALONE` get the config only.
     """
     sys.exit(int(FrontDoor(name, job, sys.argv if argv is None else argv).run()))
 
@@ -175,7 +175,7 @@ class FrontDoor:
                 write_aside(self.run_folder.path / "exit_code", f"{int(code)}\n")
 
     def _run_alone(self, plain: Plain) -> int:
-        self.job(to_config(plain), None)
+        self.job(to_config(plain))
         return Exit.DONE
 
     def _print_config(

@@ -12,7 +12,7 @@ import numpy as np
 from lmforge.data.duplicates import Words, band_keys
 from lmforge.data.shards import TOKENIZER, token_dtype
 from lmforge.data.split import SPLITS
-from lmforge.data.spool import Spool, flush
+from lmforge.data.spool import Spool
 from lmforge.data.tokenizer import Tokenizer
 
 DROPPED = 255  # the "split" of a document that is left out
@@ -49,12 +49,11 @@ def encode(folder: Path, part: int, splits: bytes, references: bool) -> int:
     kept = [number for number, split in enumerate(splits) if split != DROPPED]
     counts = np.zeros(len(splits), dtype=COUNTS)
     dtype = token_dtype(tokenizer.size)
-    with spool.path(part, "tokens").open("wb") as file:
+    with spool.written(part, "tokens") as file:
         ids = tokenizer.encode_many(spool.texts(part, kept))
         for number, document in zip(kept, map(tokenizer.document, ids), strict=True):
             file.write(document.astype(dtype).tobytes())
             counts["tokens"][number] = len(document)
-        flush(file)
     _measure(spool, part, tokenizer, counts, [n for n in kept if references and splits[n] == _VAL], kept)
     spool.save(part, "counts", counts)
     return _bytes(spool, part)

@@ -11,12 +11,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from lmforge.config.errors import UsageError
 from lmforge.config.runs import write_aside
 from lmforge.data.documents import Document
 
@@ -54,10 +56,16 @@ class Spool:
         return np.load(self.path(part, f"{suffix}.npy"), mmap_mode="r" if mapped else None, allow_pickle=False)
 
     def save(self, part: int, suffix: str, array: np.ndarray) -> None:
-        path = self.path(part, f"{suffix}.npy")
+        with self.written(part, f"{suffix}.npy") as file:
+            np.save(file, array, allow_pickle=False)
+
+    @contextmanager
+    def written(self, part: int, suffix: str) -> Iterator[BinaryIO]:
+        """A file that is there when all of it is on the disk: what counts as finished outlives a power cut too."""
+        path = self.path(part, suffix)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         with aside.open("wb") as file:
-            np.save(file, array, allow_pickle=False)
+            yield file
             flush(file)
         aside.rename(path)
 
@@ -112,8 +120,8 @@ class Spool:
     ) -> Iterator[int]:
         """Takes in all documents and yields the number of each part as it is there.
 
-        Parts an earlier call left whole are not written again: the documents have to be the same. `notes` are asked for
-        at the end and kept in `done`.
+        Parts an earlier call left whole are not written again; raises UsageError when the documents are not the same.
+        `notes` are asked for at the end and kept in `done`.
         """
         writer, part = _Part(self, 0), 0
         for document in documents:
@@ -131,7 +139,7 @@ class Spool:
 
 
 def flush(file: BinaryIO) -> None:
-    """Brings the file to the disk: what is marked as finished outlives a power cut too."""
+    """Brings the file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -164,8 +172,15 @@ class _Part:
 
     def finish(self) -> None:
         if self._file is None:
+            self._compare()
             return
         flush(self._file)
         self._file.close()
         write_aside(self._spool.path(self._number, "names"), json.dumps(self.names))
         self._spool.save(self._number, "facts", np.array(self._facts, dtype=FACTS))
+
+    def _compare(self) -> None:
+        """Takes over the part that is there."""
+        size = int(self._spool.load(self._number, "facts")["bytes"].sum())
+        if (self._size, self.names) != (size, self._spool.names(self._number)):
+            raise UsageError("the documents are not those the killed call began with; type the same words again")
