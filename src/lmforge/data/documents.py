@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -73,8 +74,13 @@ def text_of(value: Any, key: str) -> str:
     if not isinstance(value, str):
         kind = "null" if value is None else _KINDS.get(type(value), type(value).__name__)
         raise Unfit(f"text_is_{kind}", f"'{key}' has to be a string, found {kind}")
+    return clean(_encodable(value))
+
+
+def _encodable(text: str) -> str:
+    """Half of a surrogate pair, which JSON can spell and UTF-8 cannot, becomes U+FFFD."""
     try:
-        value.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
-        raise Unfit("lone_surrogate", f"'{key}' holds half of a surrogate pair, which is not text") from None
-    return clean(value)
+        return re.sub("[\ud800-\udfff]", "\ufffd", text)
+    return text

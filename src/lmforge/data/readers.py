@@ -123,10 +123,9 @@ def _record(text: str, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if not line.endswith(b"\n") and isinstance(error, json.JSONDecodeError):
-            raise Unfit("torn_last_line", f"broken JSON at the end of the file, cut short? ({error.msg})") from None
         what = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
-        raise Unfit("broken_json", f"broken JSON ({what})") from None
+        where = "" if line.endswith(b"\n") else " at the end of the file, cut short?"
+        raise Unfit("broken_json", f"broken JSON{where} ({what})") from None
     if not isinstance(record, dict):
         raise Unfit("not_an_object", f"a JSON object is expected, found {type(record).__name__}")
     return record
