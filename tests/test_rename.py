@@ -104,7 +104,7 @@ def python(fork: Path, tmp_path: Path) -> Path:
 def test_renamed_fork_passes_its_tests(fork: Path, python: Path) -> None:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     words = [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
-    done = subprocess.run([*words, *SMOKE], cwd=fork, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*words, *SMOKE], cwd=fork, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
 
