@@ -3,7 +3,6 @@
 One name in four spellings is replaced in every text file that git tracks, and in file names: the package (also the
 command and the config targets), the prefix of its environment variables, the distribution in pyproject.toml, and the
 title, which is mkdocs.yml's site_name. A line that says `NAME=` or `name stays` is left as it is, and so is LICENSE.
-Needs nothing but Python and git. Everything is worked out before the first file is written.
 """
 
 import contextlib
@@ -36,8 +35,8 @@ def current_names(root: Path) -> tuple[str, str]:
     """(package, title) that the project has now."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     (folder,) = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    title = re.search(r"^site_name: (.+)$", (root / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    if title is None:
+    site = (root / "mkdocs.yml").read_text(encoding="utf-8")
+    if not (title := re.search(r"^site_name: (.+)$", site, flags=re.MULTILINE)):
         raise Refused("mkdocs.yml has no site_name, which holds the title")
     return Path(folder).name, title[1].strip()
 
@@ -51,25 +50,20 @@ def rules(old: str, old_title: str, new: str, new_title: str) -> Rules:
     def word(text: str, after: str = r"(?![A-Za-z0-9_])") -> re.Pattern[str]:
         return re.compile(rf"(?<![A-Za-z0-9_]){re.escape(text)}{after}")
 
+    dashed, new_dashed = old.replace("_", "-"), new.replace("_", "-")
     return [
-        (re.compile(rf'(?<=^name = "){re.escape(distribution(old))}(?="$)'), distribution(new)),
-        (word(distribution(old), r"(?=\[[a-z,]+\])"), distribution(new)),
+        (re.compile(rf'(?<=^name = "){dashed}(?="$)'), new_dashed),
+        (word(dashed, r"(?=\[[a-z,]+\])"), new_dashed),
         (word(old), new),
         (word(f"{old.upper()}_", ""), f"{new.upper()}_"),
         (word(old_title, r"(?![A-Za-z0-9])"), new_title),
     ]
 
 
-def distribution(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def renamed(text: str, replacing: Rules) -> str:
     def line(text: str) -> str:
-        if KEPT_LINE.search(text):
-            return text
-        for pattern, new in replacing:
-            text = pattern.sub(new.replace("\\", r"\\"), text)
+        for pattern, new in () if KEPT_LINE.search(text) else replacing:
+            text = pattern.sub(new, text)
         return text
 
     return "\n".join(map(line, text.split("\n")))
@@ -86,19 +80,25 @@ def texts(root: Path) -> dict[str, str]:
     return {name: text for name, text in found.items() if "\0" not in text}
 
 
-def check_name(root: Path, name: str, old: str, files: dict[str, str]) -> None:
+def check_names(root: Path, name: str, title: str, old: str, old_title: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name) or keyword.issoftkeyword(name):
         raise Refused("not a package name; allowed: lower-case words of letters and digits joined by '_', no keyword")
     if name == old:
         raise Refused("this is the present name")
+    if title != old_title and not re.fullmatch(r"[\w.-]+( [\w.-]+)*", title):
+        raise Refused(f"TITLE={title}: allowed: words of letters, digits, '.', '_' and '-'")
     installed = [*root.glob(f".venv/lib/python*/site-packages/{name}"), importlib.util.find_spec(name)]
     if name in sys.stdlib_module_names or any(installed):
         raise Refused("there is a module of this name already, which it would hide")
-    taken = re.compile(rf"(?<![A-Za-z0-9_])({name}(?![A-Za-z0-9_])|{name.upper()}_|{distribution(name)}(?![\w-]))")
+
+
+def check_unused(new: Rules, files: dict[str, str]) -> None:
+    """A name that means something else already could not be told apart from it at the next renaming."""
     for file, text in files.items():
         for number, line in enumerate(text.splitlines(), 1):
-            if taken.search(line) and not KEPT_LINE.search(line):
-                raise Refused(f"already means something else here ({file}:{number}); choose a name of its own")
+            for pattern, _ in new if not KEPT_LINE.search(line) else ():
+                if found := pattern.search(line):
+                    raise Refused(f"{found[0]} already means something else here ({file}:{number}); choose another")
 
 
 def write(root: Path, old: dict[str, str], new: dict[str, tuple[str, str]]) -> None:
@@ -108,7 +108,7 @@ def write(root: Path, old: dict[str, str], new: dict[str, tuple[str, str]]) -> N
             (root / target).parent.mkdir(parents=True, exist_ok=True)
             (root / name).rename(root / target)
             (root / target).write_bytes(text.encode("utf-8"))
-    except OSError:
+    except BaseException:
         for name, (target, _) in new.items():
             if not (root / name).exists():
                 (root / target).rename(root / name)
@@ -122,16 +122,16 @@ def write(root: Path, old: dict[str, str], new: dict[str, tuple[str, str]]) -> N
 
 def rename(root: Path, name: str, title: str, force: bool) -> str:
     old, old_title = current_names(root)
+    check_names(root, name, title, old, old_title)
     files = texts(root)
-    check_name(root, name, old, files)
+    check_unused(rules(name, title, "", "")[: 4 if title == old_title else 5], files)
     if git(root, "status", "--porcelain").strip() and not force:
         raise Refused("the working tree has changes; commit them first, or FORCE=1")
     replacing = rules(old, old_title, name, title)
-    new = {file: (renamed(file, replacing), renamed(text, replacing)) for file, text in files.items()}
-    new = {file: change for file, change in new.items() if change != (file, files[file])}
-    for file, (target, _) in new.items():
-        if target != file and (root / target).exists():
-            raise Refused(f"{target} exists already")
+    both = {file: (renamed(file, replacing), renamed(text, replacing)) for file, text in files.items()}
+    new = {file: change for file, change in both.items() if change != (file, files[file])}
+    if clash := [target for file, (target, _) in new.items() if target != file and (root / target).exists()]:
+        raise Refused(f"{clash[0]} exists already")
     write(root, files, new)
     return f"{old} is now {name} ({title}): {len(new)} files. Next: make clean format test; git add -A && git commit"
 

@@ -1,7 +1,7 @@
 """What a page of the documentation shows, run: its files written, its commands typed one after the other.
 
 In a page every ```bash fence holds commands that are run here; one that cannot be says so in its title,
-```bash title="not run by the tests: REASON". Any other fence whose title is a path is a file of the page.
+```bash title="not run by the tests: REASON". Any other fence whose title is the path of a file is a file of the page.
 """
 
 import os
@@ -47,7 +47,7 @@ def commands(page: str) -> list[str]:
 
 def files(page: str) -> dict[str, str]:
     """Path and content of the files that a page asks for."""
-    return {f.title: f.body for f in fences(page) if f.title and f.language != "bash"}
+    return {f.title: f.body for f in fences(page) if re.fullmatch(r"[\w-][\w./-]*\.\w+", f.title)}
 
 
 def run_line(line: str, folder: Path, **environment: str) -> Outcome:

@@ -104,7 +104,7 @@ def python(fork: Path, tmp_path: Path) -> Path:
 def test_renamed_fork_passes_its_tests(fork: Path, python: Path) -> None:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     words = [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
-    done = subprocess.run([*words, *SMOKE], cwd=fork, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*words, *SMOKE], cwd=fork, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
 
@@ -144,6 +144,15 @@ def test_names_that_cannot_be(template: Path, name: str, why: str) -> None:
     assert snapshot(template) == before
 
 
+@pytest.mark.parametrize(
+    ("title", "why"),
+    [('Say "x"', "allowed: words of letters"), ("a\\b", "allowed"), ("GPT", "GPT already means something")],
+)
+def test_titles_that_cannot_be(template: Path, title: str, why: str) -> None:
+    done = make(template, f"NAME={NEW}", f"TITLE={title}")
+    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+
+
 def test_uncommitted_changes_are_in_the_way(template: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--quiet", str(template), "dirty")
     dirty = tmp_path / "dirty"
@@ -174,7 +183,7 @@ def test_a_failed_write_leaves_nothing_changed(template: Path, tmp_path: Path) -
         "    if len(count) == 40: raise OSError('no space left')\n"
         "    return write(path, data)\n"
         "Path.write_bytes = failing\n"
-        f"rename.rename(Path('.').resolve(), {NEW!r}, 'Title', False)\n"
+        f"rename.rename(Path('.').resolve(), {NEW!r}, {TITLE!r}, False)\n"
     )
     done = subprocess.run([sys.executable, "-B", "-c", code], cwd=full, capture_output=True, text=True, timeout=60)
     assert "no space left" in done.stderr
