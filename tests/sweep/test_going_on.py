@@ -10,8 +10,12 @@ import pytest
 from fake import wait_for
 
 from lmforge.config.errors import UsageError
+from lmforge.config.parse import read_words
 from lmforge.config.runs import RunFolder
 from lmforge.sweep import engine
+from lmforge.sweep.grid import freeze
+from lmforge.sweep.planning import Planner
+from lmforge.sweep.start import run
 
 GRID = ("-m", "optimizer.lr=1e-3,3e-4,1e-4")
 SEARCH = ("sweep=optuna", "sweep.trials=3", "optimizer.lr=tag(log, interval(1e-4, 1e-2))", "model.n_layer=choice(2,4)")
@@ -107,6 +111,42 @@ def test_a_folder_that_is_something_else_is_refused(sweep):
     (sweep.folder / "things").mkdir()
     (sweep.folder / "things" / "a").touch()
     assert "holds a but no sweep" in sweep(*GRID, "sweep.folder=things", code=2)
+
+
+def job_of(plain):
+    return '{"jobs": [{"words": [], "swept": {}, "reason": "", "plain": ' + plain + "}]}"
+
+
+SETTINGS = "{kind: grid, metric: val/loss}"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("sweep.yaml", "words: [seed=1", "not a sweep's words and settings"),
+        ("sweep.yaml", "words: {}\nsettings: {}", "not a sweep's words and settings"),
+        ("sweep.yaml", "words: []\nsettings: {kind: exec}", "sweep.kind=exec: stored, but not one of grid, optuna"),
+        ("sweep.yaml", "words: []\nsettings: {kind: grid, jobs: many}", "sweep.jobs=many: not allowed"),
+        ("frozen.json", "{", "cannot be read"),
+        ("frozen.json", '{"jobs": [{"word": 1}]}', "frozen configs are broken"),
+        ("frozen.json", '{"bases": []}', "frozen configs are broken"),
+        ("frozen.json", job_of('{"task": {"_target_": "os.system"}}'), "os.system"),
+        ("table.csv", "job,status\nx,done\n", "not a sweep's table"),
+        ("table.csv", "job,status,reason,seconds,val/loss\n0,gone,,1,2\n", "the row of job 0 is broken"),
+    ],
+)
+def test_broken_files_of_a_sweep(composer, tmp_path, file, text, said):
+    """Named, not a traceback; nothing is started."""
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    job = json.dumps(freeze([Planner(composer, [], ()).job(0, [])]))
+    stored = {"sweep.yaml": f"words: []\nsettings: {SETTINGS}\n", "frozen.json": job, "table.csv": ""} | {file: text}
+    for name, content in stored.items():
+        (folder / name).write_text(content)
+    words = read_words([f"sweep.folder={folder}"], composer.tree, True, [])
+    with pytest.raises(UsageError) as refused:
+        run(composer, words, (), [], ["train.py"])
+    assert said in str(refused.value)
 
 
 HOLDER = "import sys, time; from lmforge.config.runs import RunFolder; RunFolder('.').lock(); print(flush=True); "

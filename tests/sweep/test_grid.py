@@ -186,3 +186,12 @@ def test_a_signal_reaches_the_running_job_once_and_ends_the_sweep(tmp_path, numb
     assert sweep.returncode == code
     assert [row["status"] for row in table(tmp_path)] == ["interrupted", "waiting"]
     assert any(line.startswith("0    1     interrupted") for line in out.splitlines())
+
+
+@pytest.mark.parametrize("words", [["-m", "seed=1,2"], ["sweep=optuna", "seed=1,2"]])
+def test_no_sweep_on_every_rank_of_a_launcher(door, tmp_path, words):
+    ranks = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    result = door("train.py", *words, env=ranks)
+    assert result.code == 2
+    assert "a sweep starts its jobs itself; run it without torchrun" in result.err
+    assert not (tmp_path / "runs").exists()

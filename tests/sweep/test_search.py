@@ -78,6 +78,7 @@ def test_the_seed_decides_the_values_also_across_calls(tmp_path, settings, rates
     draw(tmp_path / "parts", settings, rates, count - 1)
     parts = draw(tmp_path / "parts", settings, rates, 1).jobs
     assert [job.title for job in parts] == [job.title for job in whole]
+    assert len({job.title for job in whole}) == count
     other = draw(tmp_path / "other", settings | {"sampler_seed": 1}, rates, 2).jobs
     assert not {job.title for job in other} & {job.title for job in whole}
 

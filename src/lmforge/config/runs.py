@@ -134,9 +134,7 @@ class RunFolder:
             raise UsageError(f"{self.config_file}: not readable as YAML: {str(error).splitlines()[0]}") from error
         if not isinstance(plain, dict):
             raise UsageError(f"{self.config_file}: holds no config")
-        problems = [f"lacks its part {part}" for part in PARTS if part not in plain]
-        problems += [*check_targets(plain), *check_schema(plain).values()]
-        if problems:
+        if problems := stored_problems(plain):
             raise UsageError([f"{self.config_file}: {problem}" for problem in problems])
         return plain
 
@@ -198,6 +196,12 @@ def _claim(descriptor: int) -> None:
     except OSError:
         time.sleep(0.05)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def stored_problems(plain: Plain) -> list[str]:
+    """Why these plain containers, which may be a stranger's, are no run's config. Gives values their own types."""
+    problems = [f"lacks its part {part}" for part in PARTS if part not in plain]
+    return [*problems, *check_targets(plain), *check_schema(plain).values()]
 
 
 def write_aside(file: Path, text: str) -> None:

@@ -89,8 +89,11 @@ class SweepFolder:
         file = self.path / "table.csv"
         if not file.is_file():
             return {}
-        with file.open(newline="", encoding="utf-8") as text:
-            return {int(row["job"]): row for row in csv.DictReader(text)}
+        try:
+            with file.open(newline="", encoding="utf-8") as text:
+                return {int(row["job"]): row for row in csv.DictReader(text)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{file}: not a sweep's table: {error!r}") from error
 
     def recall(self, jobs: Sequence[Job], metric: str) -> None:
         """Gives jobs what the table knows of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmforge.config.compose import Composer, Plain
+from lmforge.config.compose import Composer, Plain, check_schema, to_plain
 from lmforge.config.errors import UsageError
 from lmforge.config.keys import find_key
 from lmforge.config.parse import Word, read_words
@@ -14,6 +14,8 @@ from lmforge.config.runs import SWEEP_FILE
 from lmforge.config.schema import allowed, coerce
 from lmforge.sweep.folder import SweepFolder
 from lmforge.sweep.job import FINAL
+
+KINDS = ("grid", "optuna")  # each with its file in configs/sweep
 
 
 def named(composer: Composer, own: Sequence[Word], resume: str | None, words: Sequence[Word]) -> SweepFolder | None:
@@ -78,8 +80,14 @@ def word_problems(stored: Sequence[Word], typed_words: Sequence[Word]) -> list[s
 
 
 def settings_now(composer: Composer, stored: Plain, own: Sequence[Word]) -> tuple[Plain, list[str]]:
-    """(the stored settings with those typed on top that may change, problems of the others)."""
-    settings, problems = dict(stored), []
+    """(the stored settings with those typed on top that may change, problems of the others). What an older program did
+    not store is as its config file says."""
+    kind = Word("sweep", (stored.get("kind"),), f"sweep={stored.get('kind')}", group=True)
+    if kind.value not in KINDS:
+        raise UsageError(f"sweep.kind={kind.value}: stored, but not one of {', '.join(KINDS)}")
+    defaults = to_plain(composer.base([kind])["sweep"])
+    settings = {key: stored.get(key, value) for key, value in defaults.items() if key != "params"}
+    stored, problems = dict(settings), [*check_schema({"sweep": settings}).values()]
     for word in own:
         key = word.key.partition(".")[2]
         if key == "":
@@ -114,7 +122,7 @@ def of_this_call(stored: Plain) -> Plain:
 def settled(folder: SweepFolder, settings: Plain) -> bool:
     """True when every job has come to its end, and none is to be run again."""
     rows = folder.rows().values()
-    wanted = settings["trials"] if settings["kind"] == "optuna" else len(folder.frozen()["jobs"])
+    wanted = settings["trials"] if settings["kind"] == "optuna" else len(folder.frozen().get("jobs", ()))
     again = bool(settings.get("rerun_failed")) and any(row["status"] == "failed" for row in rows)
     return len(rows) >= wanted and all(row["status"] in FINAL for row in rows) and not again
 

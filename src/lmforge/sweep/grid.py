@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lmforge.config.compose import Plain
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import RunFolder
+from lmforge.config.runs import RunFolder, stored_problems
 from lmforge.sweep.job import Job, Status
 
 
@@ -44,8 +44,11 @@ def thaw(frozen: Plain) -> list[Job]:
     """Raises UsageError when what was frozen are no jobs."""
     try:
         jobs = [Job(number, **row) for number, row in enumerate(frozen["jobs"])]
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"the sweep's frozen configs are broken: {error}") from error
+        problems = [problem for job in jobs if job.plain is not None for problem in stored_problems(job.plain)]
+    except (KeyError, TypeError, AttributeError) as error:
+        problems = [repr(error)]
+    if problems:
+        raise UsageError([f"the sweep's frozen configs are broken: {problem}" for problem in dict.fromkeys(problems)])
     for job in jobs:
         if job.plain is None:
             job.status = "refused"

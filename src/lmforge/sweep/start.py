@@ -146,7 +146,10 @@ def _search_again(
 ) -> tuple[list[Slot], Source]:
     """The search, composing its jobs from the config files as they were when it began."""
     composer = Composer(composer.name, composer.tree)
-    composer.thaw(folder.frozen())
+    try:
+        composer.thaw(folder.frozen())
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{folder.path}: the sweep's frozen configs are broken: {error!r}") from error
     planner = Planner(composer, words, ())
     slots = make_slots(settings["jobs"], _plains(corners(planner)))
     planner.fit_threads(slots[0], ())
