@@ -22,7 +22,6 @@ from optional_packages import block
 FEATURES = [
     ("train.py logger=wandb", "wandb", ""),
     ("train.py logger=tensorboard", "tensorboard", ""),
-    ("train.py logger=many", "tensorboard", ""),
 ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmforge.config import run_removal
+from lmforge.config import run_list, run_removal
 from lmforge.config.errors import UsageError
 from lmforge.config.run_list import ago, disk_bytes, list_runs, read_run, size
 from lmforge.config.run_removal import find_doomed, remove_run
@@ -239,6 +239,18 @@ def test_200_runs_in_less_than_a_second_without_torch(compose) -> None:
     assert done.stdout.rstrip().endswith("set()"), done.stderr
     assert done.stdout.count("unfinished") + done.stdout.count("finished (") == 200
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_a_run_of_a_sweep_goes_by_its_whole_path_and_takes_its_empty_folders_along(compose, monkeypatch) -> None:
+    run, nested = compose.run(), Path("runs/default/sweep/0")
+    shutil.copytree(run.path, nested)
+    monkeypatch.setattr(run_list, "all_runs", lambda runs: [run, RunFolder(nested)])
+    assert {facts.label for facts in list_runs(Path("runs"), name="default")} == {
+        f"default/{run.id}",
+        "default/sweep/0",
+    }
+    remove_run(find_doomed("default/sweep/0", Path("runs")).run, Path("runs"))
+    assert [path.name for path in Path("runs/default").iterdir()] == [run.id]
 
 
 def test_words_for_sizes_and_times() -> None:

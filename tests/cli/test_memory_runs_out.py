@@ -76,6 +76,7 @@ def test_a_second_process_that_is_killed(program, number, code, said) -> None:
     assert list_checkpoints(program.run() / "checkpoints")
 
 
+@pytest.mark.slow
 def test_a_first_process_that_is_killed_is_named_by_the_second(program) -> None:
     running = program.start("strategy=ddp", "trainer.devices=2", "trainer.max_steps=1000", changes=(SLOW_STEPS,))
     running.wait_for(lambda: logged(program) >= 3)
