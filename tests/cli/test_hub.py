@@ -12,8 +12,8 @@ pytest.importorskip("datasets")
 SMALL = [
     "python", "train.py", "data=hub", "data.name=set", "data.vocab_size=270", "precision=32-true", "optimizer=adamw",
     "batch.tokens=128", "model.context=32", "model.n_layer=1", "model.n_head=2", "model.n_kv_head=1",
-    "model.d_model=32", "model.d_ff=64", "trainer.max_steps=3", "trainer.threads=1", "callbacks.samples=null",
-    "paths.cache=cache",
+    "model.d_model=32", "model.d_ff=64", "trainer.max_steps=3", "trainer.threads=1",
+    "callbacks.samples=null", "paths.cache=cache",
 ]  # fmt: skip
 
 
