@@ -23,6 +23,8 @@ def test_a_name_of_the_hub_stays_and_a_local_one_becomes_absolute(compose, tmp_p
     [
         (("data=hub",), r"data.name must be given"),
         (("data=hub", "data.name=./nothing"), r"data.name=./nothing: no such file or folder"),
+        (("data=hub", "data.name=sett.jsonl"), r"data.name=sett.jsonl: no such file or folder"),
+        (("data=hub", "data.name=a/b/c"), r"data.name=a/b/c: no such file or folder"),
         (("data=hub", "data.name=set.jsonl", "data.revision=v1"), r"data.revision=v1: .*set.jsonl lies here"),
         (
             ("data=hub", "data.name=a/b", "data.val_split=validation"),

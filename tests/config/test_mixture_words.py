@@ -38,6 +38,9 @@ def test_sources_are_typed_plainly_and_their_shares_said(compose, tmp_path):
         ((*CODE, "data.sources=code"), r"data.sources=code: data.sources holds several keys"),
         ((*CODE, "trainer.max_epochs=2"), r"trainer.max_epochs=2: the sources of a mixture end at different times"),
         ((*CODE, "data.sources._b.path=code", "data.sources._b.weight=1"), r"data.sources._b: not a name for a source"),
+        ((*CODE, "data.sources.code.split=test"), r"code.split=test: only a data set has one"),
+        ((*CODE, "data.sources.code.name=a/b"), r"data.sources.code.path must be given: .*; not both"),
+        (("data=mix", "data.sources.b.name=a/b/c", "data.sources.b.weight=1"), r"b.name=a/b/c: no such file or folder"),
         (("data.sources.code.path=code",), r"data.sources.code.path is a key of data=mix only"),
         ((*CODE, "data.sources.b.path=code", "data.sources.b.weight=1e-9"), r"less than one row in 10000"),
     ],
@@ -45,6 +48,12 @@ def test_sources_are_typed_plainly_and_their_shares_said(compose, tmp_path):
 def test_what_is_wrong_is_said_by_key(compose, composer, words, problem):
     with pytest.raises(UsageError, match=r"(?s)" + problem):
         compose.plan(*words)
+
+
+def test_keys_for_text_are_refused_for_shards(compose, tmp_path):
+    (tmp_path / "code" / "manifest.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"data.sources.code.text_key=body: token shards are read already"):
+        compose.plan(*CODE, "data.sources.code.text_key=body")
 
 
 def test_a_resumed_run_keeps_its_mixture(compose):

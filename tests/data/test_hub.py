@@ -165,3 +165,28 @@ def test_a_broken_row_on_the_way_is_wrong_input(folder, tmp_path) -> None:
     lenient = opened(folder, tmp_path / "cache", on_bad="lenient")
     assert lenient.manifest["dropped"]["text_is_null"] == 1
     assert len(split_texts(opened(folder, tmp_path / "cache", on_bad="lenient", streaming=True), "val")) == 4
+
+
+def test_the_hub_is_asked_once(tmp_path, monkeypatch, caplog) -> None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+
+    asked: list[Any] = []
+
+    def answer(error: Exception) -> None:
+        def info(self: HfApi, name: str, **options: Any) -> None:
+            asked.append(options["timeout"])
+            raise error
+
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(HfApi, "dataset_info", info)
+
+    answer(HFValidationError("no such name"))
+    with pytest.raises(UsageError, match=r"no such file or folder here, and from the Hub: no such name"):
+        opened("nobody/nothing", tmp_path / "cache")
+    answer(OSError("no route"))
+    with pytest.raises(UsageError, match=r"Couldn't reach 'nobody/nothing'.*nor is there such a file or folder here"):
+        opened("nobody/nothing", tmp_path / "cache", streaming=True)
+    assert len(asked) == 2
+    assert max(asked) <= 5.0
+    assert "the Hub does not answer (OSError); only what was downloaded before is used" in caplog.text

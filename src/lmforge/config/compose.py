@@ -13,8 +13,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lmforge.config.errors import UsageError
-from lmforge.config.keys import OPEN, entry_keys, find_key
+from lmforge.config.keys import find_key
 from lmforge.config.nearest import did_you_mean, nearest_key
+from lmforge.config.open_groups import entry_keys, is_open
 from lmforge.config.parse import MAY_BE_NULL, Tree, Word
 from lmforge.config.precision import KEYS, precision_problems, refusal
 from lmforge.config.schema import allowed, coerce
@@ -209,7 +210,7 @@ class Composer:
         held = get(tree, word.key, missing)
         line = find_key(word.key)
         entry = line is not None and line.kind == "node"
-        if held is missing and word.key in entry_keys(word.key) and _open_group(tree, word.key):
+        if held is missing and word.key in entry_keys(word.key) and is_open(tree, word.key):
             OmegaConf.update(config, word.key, literal(word.value), merge=False, force_add=True)
         elif held is missing:
             if word.key.partition(".")[0] not in broken:
@@ -233,7 +234,7 @@ class Composer:
     def _unknown(self, word: Word, tree: Plain) -> str:
         if word.key in UNUSED.get(self.name, ()):
             return f"{word.raw}: {word.key} says how training reads the shards and does not change them; type it there"
-        others = [] if _open_group(tree, word.key) else self.tree.choices_with(word.key)
+        others = [] if is_open(tree, word.key) else self.tree.choices_with(word.key)
         if others and word.key.partition(".")[0] in self.groups():
             return f"{word.raw}: {word.key} is a key of {', '.join(others)} only; choose one of them with it"
         leaves = [*(key for key, _ in flatten(tree)), *entry_keys(word.key)]
@@ -242,11 +243,6 @@ class Composer:
         near = [key for key in leaves if key.startswith(f"{group}.") and not key.endswith("_target_")]
         listed = f"; keys of {group}: {', '.join(near)}" if near else f"; groups: {', '.join(self.groups())}"
         return f"{word.raw}: unknown key {word.key}{hint}{listed}"
-
-
-def _open_group(tree: Plain, key: str) -> bool:
-    """Whether the key lies below an open group that the config holds."""
-    return any(key.startswith(f"{group}.") and isinstance(get(tree, group), dict) for group in OPEN)
 
 
 def _keep_one_batch_word(config: DictConfig, words: Sequence[Word]) -> None:

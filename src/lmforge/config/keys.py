@@ -206,17 +206,6 @@ KEYS: dict[str, Key] = {
 }
 
 
-# Groups of entries that a command line may add to: the user names them.
-OPEN = ("data.sources",)
-
-
-def entry_keys(dotted: str) -> list[str]:
-    """The keys that the entry of an open group may have which `dotted` lies in; empty when it lies in none."""
-    group, _, rest = next(((g, "", dotted[len(g) + 1 :]) for g in OPEN if dotted.startswith(f"{g}.")), ("", "", ""))
-    name = rest.partition(".")[0]
-    return [p.replace("*", name) for p in KEYS if name and p.startswith(f"{group}.*.")]
-
-
 def find_key(dotted: str) -> Key | None:
     """The table's line for a key: an exact name first, then the longest pattern with as many parts that fits."""
     if dotted in KEYS:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lmforge.config.errors import UsageError
 from lmforge.config.schema import SAFE_NAME
+from lmforge.config.streaming import on_the_hub
 
 FINEST = 10_000  # shares are whole numbers of at most so many rows
 
@@ -83,7 +84,21 @@ def _entry_problems(source: str, entry: Plain) -> list[str]:
         )
     elif path is not None and not Path(path).exists() and not glob.glob(path, recursive=True):
         problems.append(f"{key}.path={path}: no such file or folder")
-    return problems
+    elif name is not None and not Path(name).exists() and not on_the_hub(name):
+        problems.append(f"{key}.name={name}: no such file or folder")
+    return problems + [f"{key}.{word}={entry[word]}: {why}" for word, why in _without_effect(entry).items()]
+
+
+def _without_effect(entry: Plain) -> dict[str, str]:
+    """Keys of an entry that nothing would read, each with why."""
+    if entry.get("path") is None:
+        return {}
+    found: dict[str, str] = {
+        word: "only a data set has one, of name=" for word in ("config", "split", "revision") if word in entry
+    }
+    if Path(entry["path"], "manifest.json").is_file():
+        found |= {word: "token shards are read already" for word in ("text_key", "on_bad") if word in entry}
+    return found
 
 
 def _shares_line(weights: Mapping[str, float]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lmforge.config.errors import UsageError
+from lmforge.config.schema import SAFE_NAME
+
+LOCAL_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".txt")
 
 Plain = dict[str, Any]
 
@@ -18,7 +22,7 @@ def check_hub(cfg: Plain) -> None:
     problems = []
     if find_spec("datasets") is None:
         problems.append("data=hub: needs the datasets library; pip install -e '.[data]'")
-    if data["name"].startswith((".", "/", "~")) and not Path(data["name"]).exists():
+    if not Path(data["name"]).exists() and not on_the_hub(data["name"]):
         problems.append(f"data.name={data['name']}: no such file or folder")
     if data["revision"] is not None and Path(data["name"]).exists():
         problems.append(f"data.revision={data['revision']}: {data['name']} lies here, and has no other versions")
@@ -30,6 +34,11 @@ def check_hub(cfg: Plain) -> None:
     problems += _stream_problems(cfg) if data["streaming"] else []
     if problems:
         raise UsageError(problems)
+
+
+def on_the_hub(name: str) -> bool:
+    """Whether the Hub could have a data set of this name; else it can only be a place on this machine."""
+    return bool(re.fullmatch(rf"({SAFE_NAME}/)?{SAFE_NAME}", name)) and Path(name).suffix not in LOCAL_SUFFIXES
 
 
 def _stream_problems(cfg: Plain) -> list[str]:

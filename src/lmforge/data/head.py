@@ -62,8 +62,8 @@ def _digest(facts: Any) -> str:
 def _make(data: Mapping[str, Any], tokenizer: Tokenizer | None, folder: Path, content: str) -> None:
     train, count = _read(data, data["split"]), data["val_documents"]
     scored = list(islice(train if data["val_split"] is None else _read(data, data["val_split"]), count))
-    held_out = sorted({text_hash(document.text) for document in scored})
-    rest = (document for document in train if text_hash(document.text) not in set(held_out))
+    held_out = {text_hash(document.text) for document in scored}
+    rest = (document for document in train if text_hash(document.text) not in held_out)
     first = next(rest, None)
     if len(scored) < count or first is None:
         raise UsageError(
@@ -78,10 +78,10 @@ def _make(data: Mapping[str, Any], tokenizer: Tokenizer | None, folder: Path, co
         {"train": [], "val": map(tokenizer.document, tokenizer.encode_many(texts))},
         tokenizer.size,
         tokenizer,
-        {"source": "hub", "source_sha256": content, "split_sha256": _digest(held_out)},
+        {"source": "hub", "source_sha256": content, "split_sha256": _digest(sorted(held_out))},
         {"val": {"bytes": sum(len(text.encode("utf-8")) for text in texts)}},
         names={"val": [document.name for document in scored]},
-        beside={HELD_OUT: held_out},
+        beside={HELD_OUT: sorted(held_out)},
     )
 
 

@@ -63,7 +63,7 @@ def open_rows(data: Node) -> Any:
         raise UsageError(
             f"data.text_key={data['text_key']}: no such column in {data['name']}; it has {', '.join(known)}"
         )
-    return rows
+    return rows if known is None else rows.select_columns([data["text_key"]])
 
 
 def documents(rows: Iterable[Mapping[str, Any]], data: Node, report: Report) -> Iterator[Document]:
@@ -106,7 +106,8 @@ def _loaded(data: Node, load: Any) -> Any:
         return load(datasets, place)
     except Exception as error:  # the library raises whatever its parts do
         words = " ".join(f"data.{key}={data[key]}" for key in ("config", "split", "revision") if data[key] is not None)
-        raise UsageError(f"data.name={data['name']} {words}: {_first_line(error)}") from error
+        here = "" if Path(data["name"]).exists() else "; nor is there such a file or folder here"
+        raise UsageError(f"data.name={data['name']} {words}: {_first_line(error)}{here}") from error
 
 
 def _place(data: Node) -> dict[str, Any]:
@@ -147,8 +148,7 @@ def _check_hub(name: str, revision: str | None) -> None:
         huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=HUB_SECONDS)
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise UsageError(
-            f"data.name={name}: no such file or folder here, and none of that name on the Hub "
-            f"({str(error).strip().splitlines()[0]})"
+            f"data.name={name}: no such file or folder here, and from the Hub: {_first_line(error)}"
         ) from error
     except Exception as error:  # no network, in the words of one of three libraries
         log.warning("the Hub does not answer (%s); only what was downloaded before is used", type(error).__name__)

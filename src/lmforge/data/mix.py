@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,16 @@ class MixedData(TokenWindows):
     def _facts(self) -> list[Any]:
         return [self.counts, self.manifest["train_shards"]]
 
-    def _order(self) -> MixedOrder:
+    @cached_property
+    def order(self) -> MixedOrder:
         return MixedOrder([len(part) for part in self.parts], list(self.counts.values()), self.seed)
+
+    def _order(self) -> MixedOrder:
+        return self.order
 
     def by_source(self, step: int) -> dict[str, float]:
         """`data/<source>/share` of the rows so far, and `data/<source>/epochs`: how often its text was read."""
-        taken = dict(zip(self.counts, self._order().taken(self.samples_at(step)).tolist(), strict=True))
+        taken = dict(zip(self.counts, self.order.taken(self.samples_at(step)).tolist(), strict=True))
         total, sizes = max(1, sum(taken.values())), dict(zip(self.counts, map(len, self.parts), strict=True))
         shares = {f"data/{name}/share": rows / total for name, rows in taken.items()}
         return shares | {f"data/{name}/epochs": rows / sizes[name] for name, rows in taken.items()}
