@@ -50,7 +50,7 @@ def comments(file: Path) -> dict[str, str]:
     path: list[str] = []
     comment = ""
     for line in file.read_text(encoding="utf-8").splitlines():
-        key = re.match(r"( *)([\w.-]+):", line)
+        key = re.match(r"""( *)["']?([\w.-]+)["']?:""", line)
         if key:
             depth = len(key[1]) // 2
             path = [*path[:depth], key[2]]
