@@ -26,16 +26,16 @@ from lmforge.config.runs import RunFolder, dump_yaml, write_aside
 
 CONFIG_VARIABLE = "LMFORGE_CONFIG"
 AGREED = (NonFinite, Requeue, Terminated)  # what every rank raises at the same step
-ALONE = ("runs",)  # jobs that read no run and start none; they get the config only
-Job = Callable[..., Mapping[str, Any] | None]
+ALONE = ("runs",)  # jobs that read no run and start none
+Job = Callable[[DictConfig, Any], Mapping[str, Any] | None]  # a config and a RunFolder, or None for those of ALONE
 
 
 def run_front_door(name: str, job: Job, argv: list[str] | None = None) -> None:
     """Runs a front door and ends the process with its exit code (errors.Exit).
 
     `name` is the config's (configs/<name>.yaml). `job` gets the resolved config, in which every text is literal and
-    unknown keys raise, and the run folder: for train locked, and new or to be continued; else the one to read. The
-    jobs of `ALONE` get the config only.
+    unknown keys raise, and the run folder: for train locked, and new or to be continued; for those of ALONE None; else
+    the one to read.
     """
     sys.exit(int(FrontDoor(name, job, sys.argv if argv is None else argv).run()))
 
@@ -123,7 +123,7 @@ class FrontDoor:
         problems += composed.problems.values()
         if problems:
             raise UsageError(problems)
-        self.job(to_config(composed.plain))
+        self.job(to_config(composed.plain), None)
         return Exit.DONE
 
     def _settle_run(self, plan: Plan, command: Command) -> None:
