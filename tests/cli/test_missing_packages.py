@@ -22,6 +22,10 @@ from optional_packages import block
 FEATURES = [
     ("train.py logger=wandb", "wandb", ""),
     ("train.py logger=tensorboard", "tensorboard", ""),
+    ("train.py sweep=optuna optimizer.lr=interval(1e-4,1e-2)", "optuna", "sweep"),
+    ("train.py data=hub data.name=set", "datasets", "data"),
+    ("lmforge prepare data=text data.path=set/a.parquet", "pyarrow", "data"),
+    ("lmforge prepare data=text data.path=set/a.txt.zst", "zstandard", "data"),
 ]
 
 
@@ -29,6 +33,9 @@ FEATURES = [
 def test_a_feature_without_its_package(tmp_path: Path, line: str, package: str, extra: str) -> None:
     words = line.split()
     words = ["python", *words] if words[0].endswith(".py") else words
+    (tmp_path / "set").mkdir()
+    for name in ("a.parquet", "a.txt.zst"):
+        (tmp_path / "set" / name).touch()
     outcome = start_command(words, tmp_path, partial(block, package)).finish(60)
     assert outcome.code == 2, outcome.output
     install = f"pip install -e '.[{extra}]'" if extra else "pip install -e '.'"
@@ -41,7 +48,7 @@ def test_a_feature_without_its_package(tmp_path: Path, line: str, package: str, 
 @pytest.mark.parametrize(("line", "package", "extra"), FEATURES)
 def test_its_config_still_composes(line: str, package: str, extra: str) -> None:
     tree, problems = Tree(ROOT / "configs"), []
-    words = read_words(line.split()[1:], tree, False, problems)
+    words = read_words([word for word in line.split() if "=" in word], tree, True, problems)
     composed = Composer("train", tree).compose(words)
     assert problems == [] == list(composed.problems)
 

@@ -35,8 +35,8 @@ def run_front_door(name: str, job: Job, argv: list[str] | None = None) -> None:
     """Runs a front door and ends the process with its exit code (errors.Exit).
 
     `name` is the config's (configs/<name>.yaml). `job` gets the resolved config, in which every text is literal and
-    unknown keys raise, and the run folder: for train locked, and new or to be continued; else the one to read. The
-    jobs of `ALONE` get the config only.
+    unknown keys raise, and the run folder: for train locked, and new or to be continued; for those of ALONE None; else
+    the one to read.
     """
     sys.exit(int(FrontDoor(name, job, sys.argv if argv is None else argv).run()))
 

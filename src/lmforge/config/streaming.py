@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lmforge.config.errors import UsageError
+from lmforge.config.optional import missing
 from lmforge.config.schema import SAFE_NAME
 
 LOCAL_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".txt")
@@ -19,9 +19,7 @@ def check_hub(cfg: Plain) -> None:
     data = cfg["data"]
     if "streaming" not in data:
         return
-    problems = []
-    if find_spec("datasets") is None:
-        problems.append("data=hub: needs the datasets library; pip install -e '.[data]'")
+    problems = [problem for problem in [missing("datasets", "data=hub")] if problem]
     if not Path(data["name"]).exists() and not on_the_hub(data["name"]):
         problems.append(f"data.name={data['name']}: no such file or folder")
     if data["revision"] is not None and Path(data["name"]).exists():

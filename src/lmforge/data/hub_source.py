@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmforge.config.errors import UsageError
+from lmforge.config.optional import require
 from lmforge.data.documents import Document, Report, Unfit, text_of
 from lmforge.data.files import SourceFile
 from lmforge.data.sources import Source
@@ -124,10 +125,8 @@ def _place(data: Node) -> dict[str, Any]:
 
 
 def _library() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise UsageError("data=hub: needs the datasets library; pip install -e '.[data]'") from error
+    require("datasets", "data=hub")
+    import datasets
     from tqdm import tqdm
 
     datasets.disable_progress_bars()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lmforge.config.errors import UsageError
+from lmforge.config.optional import require
 from lmforge.data.documents import Document, Report, Unfit, clean, decoded, text_of
 from lmforge.data.files import SourceFile, file_format
 from lmforge.data.streams import opened
@@ -218,11 +218,10 @@ def _python(value: Any) -> Any:
 
 
 def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UsageError("reading .parquet files needs pyarrow: pip install -e '.[data]'") from None
+    require("pyarrow", "a .parquet file")
+    import pyarrow
+    from pyarrow import parquet
+
     return pyarrow, parquet
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from lmforge.config.errors import UsageError
+from lmforge.config.optional import require
 from lmforge.data.documents import Report, Unfit
 
 _BLOCK = 1 << 16
@@ -88,8 +89,7 @@ def _zstandard_blocks(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def _library() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise UsageError("reading .zst files needs zstandard: pip install -e '.[data]'") from None
+    require("zstandard", "a .zst file")
+    import zstandard
+
     return zstandard

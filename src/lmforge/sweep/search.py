@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmforge.config.compose import Plain
-from lmforge.config.errors import UsageError
+from lmforge.config.optional import require
 from lmforge.config.parse import Word, shown
 from lmforge.config.runs import RunFolder
 from lmforge.sweep.job import Job, Status
@@ -20,10 +20,9 @@ STUDY_FILE = "study.db"
 
 
 def import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise UsageError("sweep=optuna: needs the package optuna; pip install -e '.[sweep]'") from error
+    require("optuna", "sweep=optuna")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna
