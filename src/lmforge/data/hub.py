@@ -44,12 +44,21 @@ def hub_data(
     vocab_size: int,
     tokenizer: str | None,
     cache: Path,
-    **loading: Any,
+    context: int,
+    overlap: float = 0.0,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+    prefetch: int | None = None,
+    limit_train_rows: int | None = None,
 ) -> TokenWindows:
     """The data set as `configs/data/hub.yaml` explains its keys."""
     node = {
         "name": name, "config": config, "split": split, "revision": revision, "text_key": text_key, "on_bad": on_bad,
         "val_split": val_split, "val_documents": val_documents, "vocab_size": vocab_size, "tokenizer": tokenizer,
+    }  # fmt: skip
+    loading = {
+        "context": context, "overlap": overlap, "num_workers": num_workers, "pin_memory": pin_memory,
+        "prefetch": prefetch, "limit_train_rows": limit_train_rows,
     }  # fmt: skip
     if streaming:
         return StreamedData(node, shuffle_documents, head_shards(node, cache=Path(cache)), **loading)
