@@ -56,7 +56,7 @@ def hub_data(
         "name": name, "config": config, "split": split, "revision": revision, "text_key": text_key, "on_bad": on_bad,
         "val_split": val_split, "val_documents": val_documents, "vocab_size": vocab_size, "tokenizer": tokenizer,
     }  # fmt: skip
-    loading = {
+    loading: dict[str, Any] = {
         "context": context, "overlap": overlap, "num_workers": num_workers, "pin_memory": pin_memory,
         "prefetch": prefetch, "limit_train_rows": limit_train_rows,
     }  # fmt: skip
