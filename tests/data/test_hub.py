@@ -151,6 +151,12 @@ def test_windows_of_a_stream_have_the_shape_of_others(folder, tmp_path) -> None:
     assert all(batch["input_ids"].shape == (1, CONTEXT) for window in windows for batch in window["micro_batches"])
     assert sum(w["targets"] for w in windows) > 0.9 * 30 * 4 * CONTEXT
     assert read_manifest(data.folder)["splits"]["train"]["tokens"] == 0
+    data.start = (7, 28)
+    data.go_on(7, data.position(30))
+    assert len(list(data.train_dataloader())) == 23
+    data.positions = {}
+    with pytest.raises(UsageError, match=r"checkpoint of step 7 does not hold where rank 0 was"):
+        data.train_dataloader()
     with pytest.raises(UsageError, match=r"split=train: .* has no tokens in it; it has val"):
         data.scoring_loader("train")
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from lmforge.config.batch import BatchPlan
+from lmforge.config.errors import UsageError
 from lmforge.data.corpora import hub_prepared
 from lmforge.data.documents import Report
 from lmforge.data.head import HELD_OUT, head_shards, text_hash
@@ -42,12 +44,21 @@ def hub_data(
     vocab_size: int,
     tokenizer: str | None,
     cache: Path,
-    **loading: Any,
+    context: int,
+    overlap: float = 0.0,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+    prefetch: int | None = None,
+    limit_train_rows: int | None = None,
 ) -> TokenWindows:
     """The data set as `configs/data/hub.yaml` explains its keys."""
     node = {
         "name": name, "config": config, "split": split, "revision": revision, "text_key": text_key, "on_bad": on_bad,
         "val_split": val_split, "val_documents": val_documents, "vocab_size": vocab_size, "tokenizer": tokenizer,
+    }  # fmt: skip
+    loading: dict[str, Any] = {
+        "context": context, "overlap": overlap, "num_workers": num_workers, "pin_memory": pin_memory,
+        "prefetch": prefetch, "limit_train_rows": limit_train_rows,
     }  # fmt: skip
     if streaming:
         return StreamedData(node, shuffle_documents, head_shards(node, cache=Path(cache)), **loading)
@@ -94,7 +105,13 @@ class StreamedData(TokenWindows):
     def train_dataloader(self) -> TimedLoader:
         rank, plan = self._share()
         first, last = self.start[0], self.start[0] + -(-(self.samples - self.start[1]) // plan.sequences)
-        stream = self._stream(rank, plan.world, self.positions.setdefault(first, START))
+        if first == 0:
+            self.positions[0] = START
+        if first not in self.positions:
+            raise UsageError(
+                f"resume: the checkpoint of step {first} does not hold where rank {rank} was in its stream"
+            )
+        stream = self._stream(rank, plan.world, self.positions[first])
         windows = StreamedWindows(stream, plan, rank, range(first, last), self.positions)
         self.train_loader = TimedLoader(DataLoader(windows, batch_size=None, pin_memory=self.pin_memory))
         return self.train_loader
@@ -112,7 +129,7 @@ class StreamedData(TokenWindows):
         def encode(text: str) -> Integers:
             return tokenizer.document(next(tokenizer.encode_many([text]))).astype(np.int64)
 
-        share = lambda: split_dataset_by_node(rows, rank, world)  # noqa: E731
+        share = partial(split_dataset_by_node, rows, rank, world)
         stream = TokenStream(share, texts, encode, self.seed, self.shuffle_documents, position)
         atexit.register(stream.close)
         return stream
