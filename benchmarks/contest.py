@@ -1,8 +1,8 @@
 """Contenders that take turns: each in a process of its own, one at work at a time, measured in CPU time.
 
 On a machine that other programs use too, wall time says nothing and CPU time drifts with the caches. Turns that
-alternate see the same drift, so ratios hold; processes of their own keep each contender's allocator, threads and imports
-away from the others.
+alternate see the same drift, so ratios hold; processes of their own keep each contender's allocator, threads and
+imports away from the others.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Processes that end with their first optimizer step: `python -m benchmarks.starts bare | lmforge | trainer [words]`."""
+"""Processes that end with their first optimizer step: `python -m benchmarks.starts bare | lmforge | trainer`."""
 
 import os
 import sys
@@ -22,8 +22,9 @@ def bare() -> None:
 
 def lmforge() -> None:
     """`python train.py WORDS` as typed, until its first update is done."""
-    from lmforge.config.entry import run_front_door
     from train import train
+
+    from lmforge.config.entry import run_front_door
 
     def job(cfg, run):  # type: ignore[no-untyped-def]
         from lmforge.tasks.update import UpdateTask

@@ -37,6 +37,8 @@ def _blocked(network: GPT, optimizers: list[Any], settings: Settings) -> Row:
     cpu: dict[str, list[float]] = {"torch.save": [], "LMForge": []}
     wall: dict[str, list[float]] = {"torch.save": [], "LMForge": []}
 
+    ids = torch.randint(network.vocab_size, (settings.pick(4, 1), settings.pick(256, 64)))
+
     def ours(step: int) -> None:
         pieces = {"weights": weight_pieces(network), "optimizer": optimizer_pieces(network, optimizers), "local": {}}
         saver.save({"step": step}, pieces)
@@ -50,17 +52,23 @@ def _blocked(network: GPT, optimizers: list[Any], settings: Settings) -> Row:
             save(step)
             cpu[name].append(thread_time() - used)
             wall[name].append(perf_counter() - began)
+            if name == "LMForge":  # the next step's forward and backward go on meanwhile, its update waits
+                network(ids).float().logsumexp(-1).sum().backward()
+                began, used = perf_counter(), thread_time()
+                saver.let_change()
+                cpu[name][-1] += thread_time() - used
+                wall[name][-1] += perf_counter() - began
             saver.wait()
-    ratio = Ratio.of(cpu["LMForge"][1:], cpu["torch.save"][1:])
-    clock = min(wall["LMForge"][1:]) / min(wall["torch.save"][1:])
+    clock = Ratio.of(wall["LMForge"][1:], wall["torch.save"][1:])
+    used = min(cpu["LMForge"][1:]) / min(cpu["torch.save"][1:])
     size = _size(folder) / 1e6
     return Row(
         "checkpoint, time blocked",
         "<= 5 % of torch.save after the first",
-        f"{ratio.best:.1%} ({ratio.low:.1%} to {ratio.high:.1%}) of its CPU time, {clock:.1%} of its wall time; "
-        f"first {cpu['LMForge'][0] / cpu['torch.save'][0]:.0%}; {size:.0f} MB",
-        verdict(min(ratio.best, clock) <= MOST),
-        {"cpu": cpu, "wall": wall, "ratio": vars(ratio), "wall_ratio": clock},
+        f"{clock.best:.1%} ({clock.low:.1%} to {clock.high:.1%}) of its wall time, {used:.1%} of its CPU time on the "
+        f"training thread; first {wall['LMForge'][0] / wall['torch.save'][0]:.0%}; {size:.0f} MB",
+        verdict(clock.middle <= MOST),
+        {"cpu": cpu, "wall": wall, "ratio": vars(clock)},
     )
 
 

@@ -9,12 +9,14 @@ import torch
 from benchmarks.contest import Ratio
 from benchmarks.report import Row, not_run, verdict
 from benchmarks.settings import Settings
-from lmforge.tasks.generation import Sampling, generate_ids
 from lmforge.models.gpt import GPT
+from lmforge.tasks.generation import Sampling, generate_ids
 from lmforge.training.assemble import keep_memory
 
 WHAT, GOAL, LEAST = "generation, batch 1, greedy", ">= 2x transformers generate, equal text", 2.0
-VOCABULARY, CONTEXT, HEADS = 8192, 256, 8
+CONTEXT = 256
+# layers, width, heads, vocabulary
+SIZES = {"tiny": (4, 128, 4, 256), "small": (6, 384, 6, 256), "38M parameters": (8, 512, 8, 8192)}
 
 
 def rows(settings: Settings) -> list[Row]:
@@ -22,26 +24,29 @@ def rows(settings: Settings) -> list[Row]:
         return [not_run(WHAT, GOAL, "transformers is not installed; `make bench` installs it")]
     torch.set_num_threads(1)
     keep_memory()
-    layers, width = settings.pick((8, 512), (2, 64))
-    ours = GPT(VOCABULARY, CONTEXT, layers, HEADS, HEADS, width, 4 * width, qk_norm=False, tied=False).eval()
+    return [_size(name, *SIZES[name], settings) for name in settings.pick(list(SIZES), ["tiny"])]
+
+
+def _size(name: str, layers: int, width: int, heads: int, vocabulary: int, settings: Settings) -> Row:
+    ours = GPT(vocabulary, CONTEXT, layers, heads, heads, width, 4 * width, qk_norm=False, tied=False).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, parameter in ours.named_parameters():
-            parameter.fill_(1.0) if "norm" in name else parameter.normal_(0.0, 0.05, generator=generator)
-    return [_compare(ours, llama(ours, layers, width), settings)]
+        for key, parameter in ours.named_parameters():
+            parameter.fill_(1.0) if "norm" in key else parameter.normal_(0.0, 0.05, generator=generator)
+    return _compare(f"{WHAT}, {name}", ours, llama(ours), settings)
 
 
-def llama(ours: GPT, layers: int, width: int) -> Any:
+def llama(ours: GPT) -> Any:
     """transformers' network of the same shape and weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     theirs = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=width,
-            intermediate_size=4 * width,
-            num_hidden_layers=layers,
-            num_attention_heads=HEADS,
+            vocab_size=ours.vocab_size,
+            hidden_size=ours.embed.embedding_dim,
+            intermediate_size=4 * ours.embed.embedding_dim,
+            num_hidden_layers=ours.n_layer,
+            num_attention_heads=ours.n_head,
             max_position_embeddings=CONTEXT,
             rms_norm_eps=1e-6,
             tie_word_embeddings=False,
@@ -59,18 +64,19 @@ def llama(ours: GPT, layers: int, width: int) -> Any:
     }
     parts |= {f"attention.{part}": f"self_attn.{part}_proj" for part in "qkv"}
     parts |= {f"ff.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
-    for layer in range(layers):
+    for layer in range(ours.n_layer):
         names |= {f"blocks.{layer}.{a}.weight": f"model.layers.{layer}.{b}.weight" for a, b in parts.items()}
     theirs.load_state_dict({names[name]: p.detach() for name, p in ours.named_parameters()}, strict=True)
     return theirs
 
 
-def _compare(ours: GPT, theirs: Any, settings: Settings) -> Row:
+def _compare(what: str, ours: GPT, theirs: Any, settings: Settings) -> Row:
     prompt, most = list(range(100, 116)), settings.pick(64, 8)
     texts: dict[str, list[int]] = {}
 
+    @torch.inference_mode()
     def by_lmforge() -> list[int]:
-        return list(generate_ids(ours, prompt, most, Sampling(temperature=0.0), 0, None, VOCABULARY))
+        return list(generate_ids(ours, prompt, most, Sampling(temperature=0.0), 0, None, ours.vocab_size))
 
     def by_transformers() -> list[int]:
         found = theirs.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, use_cache=True)
@@ -87,7 +93,7 @@ def _compare(ours: GPT, theirs: Any, settings: Settings) -> Row:
     same = texts["LMForge"] == texts["transformers"]
     speeds = {name: most / min(spent) for name, spent in times.items()}
     return Row(
-        WHAT,
+        what,
         GOAL,
         f"{ratio}x; {speeds['LMForge']:.0f} against {speeds['transformers']:.0f} tokens per CPU-s, "
         f"{'equal text' if same else 'OTHER TEXT'}",

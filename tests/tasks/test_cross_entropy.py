@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from lmforge.data.packing import IGNORED
 from lmforge.tasks import cross_entropy
-from lmforge.tasks.cross_entropy import summed_cross_entropy
+from lmforge.tasks.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 
 
 def both(dtype: torch.dtype, scale: float = 1 / 2047) -> tuple[torch.Tensor, ...]:
@@ -66,3 +66,25 @@ def test_a_row_without_a_label_poisons_nothing(poison) -> None:
 def test_logits_that_are_not_finite_stay_visible() -> None:
     logits = torch.tensor([[float("nan"), 0.0]], dtype=torch.bfloat16, requires_grad=True)
     assert torch.isnan(summed_cross_entropy(logits, torch.tensor([1])))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_in_chunks_loss_and_gradients_are_those_of_all_at_once(chunk) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(11, (10,), generator=generator)
+    labels[3] = IGNORED
+    sizes: list[int] = []
+
+    def head(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return x @ weight.mT
+
+    whole = summed_cross_entropy((hidden @ weight.mT).flatten(0, 1), labels)
+    parts = chunked_cross_entropy(hidden, head, labels, chunk)
+    assert torch.allclose(whole, parts, rtol=1e-12)
+    for expected, found in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (whole, parts)), strict=True):
+        assert torch.allclose(expected, found, rtol=1e-12)
+    assert max(sizes) <= chunk
+    assert sum(sizes) == 20  # forward, and once more in backward

@@ -111,6 +111,7 @@ def test_a_slow_dataset_fires_both_warnings(shards, monkeypatch) -> None:
         return batch(self, rows)
 
     monkeypatch.setattr(PackedRows, "batch", slow)
+    monkeypatch.setattr("lmforge.data.windows.MOST", 1)
     run = fit(shards, "callbacks.throughput.warmup_steps=1")
     waiting, building = run.summary["warnings"]
     assert "waiting for data" in waiting

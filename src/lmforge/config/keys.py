@@ -131,6 +131,7 @@ KEYS: dict[str, Key] = {
     "trainer.limit_val_batches": _free(COUNT_OR_NULL),
     "trainer.gradient_clip_val": Key("float", above=0, nullable=True, resume="logged"),
     "trainer.activation_checkpointing": _free(FROM_ZERO),
+    "trainer.loss_chunk": _free(COUNT_OR_NULL),
     "trainer.nonfinite_patience": _free(COUNT),
     "trainer.threads": THREADS,
     "trainer.detect_anomaly": _free(FLAG),

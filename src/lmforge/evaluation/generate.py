@@ -26,6 +26,7 @@ def generate(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     network = make_network(cfg, tokenizer.size)
     Plan(kind="single").apply(network, precision, device, seed=None)
     load_weights(network, checkpoint.reader("weights"))
+    network.to(precision.compute)  # once, instead of at every token
     with torch.inference_mode():
         text = _print(network.eval(), tokenizer, cfg)
     return {"prompt": cfg.prompt, "text": text, "step": checkpoint.step, "checkpoint": checkpoint.hash}

@@ -4,6 +4,7 @@ The default options are exactly those of Qwen3 (RMSNorm, QK-norm, rotary positio
 trained network can be exported to that architecture. Nothing here knows of Lightning, Hydra, precision or ranks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmforge.models.attention import attend, document_mask
+
+Head = Callable[[Tensor], Tensor]
+Score = Callable[[Tensor, Head], Tensor]
 
 
 @dataclass
@@ -20,6 +24,7 @@ class Cache:
     capacity: int
     length: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    rope: tuple[Tensor, Tensor] | None = None  # cosine and sine of every position
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append new keys and values of one layer and return views on all so far."""
@@ -106,7 +111,7 @@ class Block(nn.Module):
         return self.ff_norm(x + self._drop(self.ff(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.drop, self.training)
+        return F.dropout(x, self.drop, self.training) if self.drop else x
 
 
 class GPT(nn.Module):
@@ -165,8 +170,11 @@ class GPT(nn.Module):
         doc_ids: Tensor | None = None,
         positions: Tensor | None = None,
         cache: Cache | None = None,
+        score: Score | None = None,
     ) -> Tensor:
-        """Logits for every position; `doc_ids` keeps documents of a packed row apart, `positions` restart with them.
+        """Logits for every position, or what `score` makes of the last hidden state `[batch, time, d_model]` and the
+        head, so that not all logits need exist at once. `doc_ids` keeps documents of a packed row apart, `positions`
+        restart with them.
 
         With a `cache` the ids continue what the cache holds (one document, the same length for the whole batch).
         """
@@ -177,13 +185,29 @@ class GPT(nn.Module):
         if self.position is not None:
             x = x + self.position(positions)
         x = F.dropout(x, self.dropout, self.training)
-        rope = rotary(positions, self.head_dim, self.rope_base, x.dtype) if self.rope_base is not None else None
+        rope = self._rope(positions, x.dtype, cache)
         mask = document_mask(doc_ids).to(x.dtype) if doc_ids is not None else None
         for block in self.blocks.values():
             x = block(x, rope, mask, cache)
         if cache is not None:
             cache.length += input_ids.shape[1]
         x = self.norm(x)
+        return self._logits(x) if score is None else score(x, self._logits)
+
+    def _rope(self, positions: Tensor, dtype: torch.dtype, cache: Cache | None) -> tuple[Tensor, Tensor] | None:
+        """Of these positions; with a cache all of its positions' are made once."""
+        if self.rope_base is None:
+            return None
+        if cache is None:
+            return rotary(positions, self.head_dim, self.rope_base, dtype)
+        if cache.rope is None:
+            every = torch.arange(cache.capacity, device=positions.device)[None]
+            cache.rope = rotary(every, self.head_dim, self.rope_base, dtype)
+        cos, sin = cache.rope
+        end = cache.length + positions.shape[1]
+        return cos[:, :, cache.length : end], sin[:, :, cache.length : end]
+
+    def _logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed.weight.to(x.dtype)) if self.head is None else self.head(x)
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:

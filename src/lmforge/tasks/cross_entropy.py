@@ -1,10 +1,12 @@
 """Cross-entropy for training on 16-bit logits: one softmax in float32, its gradient made in the same pass."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from lmforge.data.packing import IGNORED
 
@@ -20,12 +22,30 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.requires_grad and logits.dtype in (torch.bfloat16, torch.float16):
         loss: Tensor = _LowCrossEntropy.apply(logits, labels)
         return loss
-    return F.cross_entropy(_wide(logits), labels, ignore_index=IGNORED, reduction="sum")
+    return _wide_cross_entropy(logits, labels)
+
+
+def chunked_cross_entropy(hidden: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, chunk: int) -> Tensor:
+    """The same from the hidden state `[..., d_model]` before the head, with the logits of `chunk` positions at a time.
+
+    The backward pass computes them again, so that never more than one chunk's are held: of a large vocabulary they
+    are most of a step's memory.
+    """
+
+    def part(hidden: Tensor, labels: Tensor) -> Tensor:
+        return _wide_cross_entropy(head(hidden), labels)
+
+    parts = zip(hidden.flatten(0, -2).split(chunk), labels.split(chunk), strict=True)
+    return torch.stack([checkpoint(part, h, y, use_reentrant=False) for h, y in parts]).sum()
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """-log p of each label, float64 `[n]`, computed in float32 or wider; 0 where a label does not count."""
     return F.cross_entropy(_wide(logits), labels, ignore_index=IGNORED, reduction="none").double()
+
+
+def _wide_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(_wide(logits), labels, ignore_index=IGNORED, reduction="sum")
 
 
 def _wide(logits: Tensor) -> Tensor:

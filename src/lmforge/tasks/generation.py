@@ -66,7 +66,7 @@ def generate_ids(
         if token == end:
             return
         yield token
-        ids = torch.tensor([[token]], device=device)
+        ids = ids[:, :1].fill_(token)
 
 
 def _shared(draw: Callable[[], int], device: torch.device) -> int:

@@ -52,6 +52,7 @@ class UpdateTask(pl.LightningModule):
         self.agreed = Agreed(0)
         self.requests: dict[str, Callable[[], int]] = {}  # what callbacks bring to the agreement, by field of `Agreed`
         self.around_gradients: AbstractContextManager[Any] | None = None  # who watches forward and backward passes
+        self.before_update: list[Callable[[], None]] = []  # what has to be done before weights change
         self.tokens = 0  # target tokens since the start of the run
         self.skipped = 0  # updates left out because something was not finite
         self.failures = 0  # of these the last ones in a row
@@ -67,6 +68,23 @@ class UpdateTask(pl.LightningModule):
     def count(self, batch: dict[str, Tensor]) -> Counts:
         """Run the network on one micro-batch; `loss` is a sum over targets and carries the gradient."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Lightning assigns the hook's name some 20 times a step, and a module looks at every value for parameters."""
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _on_before_batch_transfer(self, batch: Window, dataloader_idx: int = 0) -> Window:
+        return batch
+
+    def _apply_batch_transfer_handler(
+        self, batch: Window, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Window:
+        """Windows are where a CPU needs them; asking every hook of a transfer would cost a tenth of a millisecond."""
+        where = device or self.device
+        return batch if where.type == "cpu" else super()._apply_batch_transfer_handler(batch, where, dataloader_idx)
 
     def configure_model(self) -> None:
         if self.parallel is None:
@@ -135,6 +153,8 @@ class UpdateTask(pl.LightningModule):
     def _finish(self, counted: list[Counts], finite: bool) -> None:
         """Apply or skip the update; a skipped one still is a step and its batch is spent."""
         optimizers = self.trainer.strategy.optimizers
+        for prepare in self.before_update:
+            prepare()
         failed = not finite and not self._only_overflowed(counted)
         self.precision.step(optimizers, finite)
         for optimizer in optimizers:

@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.profilers import Profiler, SimpleProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +23,7 @@ from lmforge.config.compose import to_plain
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import plain_environment, read_launch
 from lmforge.config.lines import show_log
+from lmforge.config.machine import thread_share
 from lmforge.config.runs import RunFolder
 from lmforge.data.missing import make_missing
 from lmforge.data.module import TokenWindows
@@ -31,6 +32,7 @@ from lmforge.parallel.precision import ForwardPrecision
 from lmforge.parallel.strategy import MeshStrategy
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import Checkpoint
+from lmforge.training.lean import Unprofiled, lean_steps
 from lmforge.training.preemption import replace_lightnings_signals
 from lmforge.training.progress import human
 
@@ -58,8 +60,7 @@ def entries(group: DictConfig | None) -> dict[str, DictConfig]:
 def set_threads(threads: int | str, processes: int) -> int:
     """CPU threads of this process; `auto` divides the cores it may use among the processes of its node."""
     if threads == "auto":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = max(1, cores // processes)
+        threads = thread_share(processes)
     torch.set_num_threads(int(threads))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher chooses for its children
     return int(threads)
@@ -129,6 +130,7 @@ def make_task(cfg: DictConfig, data: TokenWindows, steps: int, initialise: bool)
         nonfinite_patience=cfg.trainer.nonfinite_patience,
         initialise=initialise,
         token_bytes=token_bytes(data),
+        loss_chunk=cfg.trainer.loss_chunk,
     )
     assert isinstance(task, UpdateTask)
     return task
@@ -162,9 +164,9 @@ def device_type(cfg: DictConfig) -> str:
     raise UsageError(f"trainer.accelerator={word}: torch {torch.__version__} finds none here; allowed: auto, cpu")
 
 
-def make_profiler(word: str | None, folder: Path) -> SimpleProfiler | None:
-    """Its table goes to a file `fit-profile-<rank>.txt`."""
-    return None if word is None else SimpleProfiler(dirpath=folder, filename="profile")
+def make_profiler(word: str | None, folder: Path) -> Profiler:
+    """The table of `simple` goes to a file `fit-profile-<rank>.txt`."""
+    return Unprofiled() if word is None else SimpleProfiler(dirpath=folder, filename="profile")
 
 
 def make_plugins(cfg: DictConfig, device: str) -> list[Any]:
@@ -201,6 +203,7 @@ def make_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], lo
         **more,
     )
     replace_lightnings_signals(trainer)
+    lean_steps(trainer)
     return trainer
 
 

@@ -43,6 +43,7 @@ class CheckpointCallback(pl.Callback):
             self.saver.clean()
         task.control.barrier()
         task.requests["failed"] = self.saver.failed
+        task.before_update.append(self.saver.let_change)
         self.saved_step = trainer.global_step  # what a resumed run started from is on disk
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:

@@ -13,8 +13,8 @@ class Counts(NamedTuple):
 
     loss: Tensor  # nats
     targets: Tensor
-    correct: Tensor  # most probable token was the target
-    bytes: Tensor  # UTF-8 bytes the targets stand for
+    correct: Tensor | None = None  # most probable token was the target; None where nobody asks
+    bytes: Tensor | None = None  # UTF-8 bytes the targets stand for
 
 
 class TokenScores(NamedTuple):
@@ -48,10 +48,12 @@ class TokenMetrics(Metric):
             self.add_state(name, torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, counts: Counts) -> None:
-        self.loss += counts.loss
-        self.targets += counts.targets
-        self.correct += counts.correct
-        self.bytes += counts.bytes
+        self.loss.add_(counts.loss)  # in place: every assignment to a module's attribute costs more than the sum
+        self.targets.add_(counts.targets)
+        if counts.correct is not None:
+            self.correct.add_(counts.correct)
+        if counts.bytes is not None:
+            self.bytes.add_(counts.bytes)
 
     def compute(self) -> dict[str, float]:
         return ratios(float(self.loss), int(self.targets), int(self.correct), int(self.bytes))

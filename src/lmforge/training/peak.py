@@ -3,12 +3,13 @@
 import json
 import math
 import os
-import platform
 import re
 import time
 from pathlib import Path
 
 import torch
+
+from lmforge.config.machine import cpu_model
 
 # dense bf16/fp16 tensor-core TFLOP/s without sparsity, from NVIDIA's datasheets; SXM unless the name says otherwise,
 # and a name that is part of another comes after it
@@ -78,11 +79,3 @@ def _measure(dtype: torch.dtype, threads: int, size: int = 512, rounds: int = 12
             a @ b
         best = max(best, 4 * 2 * size**3 / (time.process_time() - began))
     return best * threads
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

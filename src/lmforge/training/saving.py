@@ -1,4 +1,4 @@
-"""Saving without stopping: copy this rank's state into reused buffers, write them in a thread, publish by renaming."""
+"""Saving without stopping: a thread copies this rank's state into reused buffers, writes and publishes by renaming."""
 
 import json
 import math
@@ -105,6 +105,8 @@ class Saver:
     def __init__(self, folder: Path, rank: int, world: int, keep: Keep):
         self.folder, self.rank, self.world, self.keep = folder, rank, world, keep
         self.thread: threading.Thread | None = None
+        self.copied = threading.Event()  # the state of the last save, which may change from now on
+        self.copied.set()
         self.written = threading.Event()  # this rank's part of the last save, or its failure
         self.error: BaseException | None = None
         self.patience = OTHER_RANKS_SECONDS
@@ -112,14 +114,22 @@ class Saver:
         self.blocked_seconds = 0.0
 
     def save(self, state: dict[str, Any], pieces: dict[str, dict[str, Piece]], position: Any = None) -> None:
-        """Start writing `pieces` (by kind), `state` and this rank's `position` in its data, where that is not the step
-        alone; returns when the copy is taken. Call on every rank."""
+        """Start to save `pieces` (by kind), `state` and this rank's `position` in its data, where that is not the step
+        alone. Weights and optimizer state are copied meanwhile and must stay as they are until `let_change`; what
+        belongs to the rank alone is copied here. Call on every rank."""
         began = time.perf_counter()
         self.wait()
-        copies = {kind: {name: self._copy(f"{kind}/{name}", p) for name, p in pieces[kind].items()} for kind in KINDS}
+        small = {**pieces, "local": self._copies("local", pieces["local"])}
         self.written.clear()
-        self.thread = threading.Thread(target=self._run, args=(state, copies, position), name="checkpoint-writer")
+        self.copied.clear()
+        self.thread = threading.Thread(target=self._run, args=(state, small, position), name="checkpoint-writer")
         self.thread.start()
+        self.blocked_seconds += time.perf_counter() - began
+
+    def let_change(self) -> None:
+        """Until the copy is taken: an update has to wait for it, forward and backward passes have not."""
+        began = time.perf_counter()
+        self.copied.wait()
         self.blocked_seconds += time.perf_counter() - began
 
     def wait(self) -> None:
@@ -156,6 +166,10 @@ class Saver:
         for leftover in self.folder.glob(".step-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
+    def _copies(self, kind: str, pieces: dict[str, Piece]) -> dict[str, Piece]:
+        return {name: self._copy(f"{kind}/{name}", piece) for name, piece in pieces.items()}
+
+    @torch.no_grad()
     def _copy(self, key: str, piece: Piece) -> Piece:
         buffer = self.buffers.get(key)
         if buffer is None or buffer.shape != piece.values.shape or buffer.dtype != piece.values.dtype:
@@ -164,17 +178,20 @@ class Saver:
             self.buffers[key] = buffer
         return replace(piece, values=buffer.copy_(piece.values))
 
-    def _run(self, state: dict[str, Any], copies: dict[str, dict[str, Piece]], position: Any) -> None:
+    def _run(self, state: dict[str, Any], pieces: dict[str, dict[str, Piece]], position: Any) -> None:
         name = f"step-{state['step']:08d}"
         aside = self.folder / f".{name}.part"
         try:
-            self._write(aside, copies, position)
+            copies = {kind: self._copies(kind, pieces[kind]) for kind in KINDS if kind != "local"}
+            self.copied.set()
+            self._write(aside, {**pieces, **copies}, position)
             self.written.set()
             if self.rank == 0:
                 self._publish(aside, self.folder / name, state)
                 self._prune()
         except BaseException as error:
             self.error = error
+            self.copied.set()
             self.written.set()
             if self.world == 1:  # else the others still write into it; the next start removes it
                 shutil.rmtree(aside, ignore_errors=True)
