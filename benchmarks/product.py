@@ -12,9 +12,10 @@ from omegaconf import DictConfig
 
 from benchmarks.contest import Turn
 from lmforge.config.batch import batch_plan
-from lmforge.config.compose import Composer, config_folder, to_config
+from lmforge.config.compose import Composer, config_folder
 from lmforge.config.launch import Launch
 from lmforge.config.parse import Tree, read_words
+from lmforge.config.plain import to_config
 from lmforge.config.prepare import plan_train
 from lmforge.config.runs import RunFolder
 from lmforge.data.windows import Window

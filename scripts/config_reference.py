@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from lmforge.config.compose import flatten
 from lmforge.config.keys import find_key
+from lmforge.config.plain import flatten
 from lmforge.config.schema import allowed
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,7 +22,7 @@ DOOR = """
 import json, os, sys
 from pathlib import Path
 from lmforge.config import errors
-from lmforge.config.compose import to_plain
+from lmforge.config.plain import to_plain
 from lmforge.config.entry import run_front_door
 
 def job(cfg, run):

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import lightning.pytorch as pl
 
-from lmforge.config.compose import to_config
+from lmforge.config.plain import to_config
 from lmforge.config.runs import RunFolder
 from lmforge.export import command
 from lmforge.tasks.update import UpdateTask

@@ -6,9 +6,10 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from lmforge.config.compose import Composer, config_folder, to_config
+from lmforge.config.compose import Composer, config_folder
 from lmforge.config.launch import Launch
 from lmforge.config.parse import Tree, read_words
+from lmforge.config.plain import to_config
 from lmforge.config.prepare import plan_from_run, plan_train
 from lmforge.config.runs import RunFolder
 

@@ -75,7 +75,7 @@ def _compare(what: str, ours: GPT, theirs: Any, settings: Settings) -> Row:
     texts: dict[str, list[int]] = {}
 
     @torch.inference_mode()
-    def by_lmforge() -> list[int]:
+    def by_product() -> list[int]:
         return list(generate_ids(ours, prompt, most, Sampling(temperature=0.0), 0, None, ours.vocab_size))
 
     def by_transformers() -> list[int]:
@@ -84,7 +84,7 @@ def _compare(what: str, ours: GPT, theirs: Any, settings: Settings) -> Row:
 
     times: dict[str, list[float]] = {"transformers": [], "LMForge": []}
     for number in range(settings.pick(8, 2)):
-        for name, way in (("transformers", by_transformers), ("LMForge", by_lmforge)):
+        for name, way in (("transformers", by_transformers), ("LMForge", by_product)):
             began = process_time()
             texts[name] = way()
             if number:

@@ -62,7 +62,7 @@ def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     return generate(config, run)
 
 
-def _runs(config: DictConfig, run: None) -> None:
+def _runs(config: DictConfig) -> None:
     from lmforge.config.run_table import runs_job
 
     runs_job(config)

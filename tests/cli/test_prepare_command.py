@@ -35,7 +35,7 @@ def _small_parts() -> None:
     spool.PART = 100_000
 
 
-def _lmforge(words: str, folder: Path, cache: Path):
+def _command(words: str, folder: Path, cache: Path):
     return run_command(["lmforge", *shlex.split(words)], folder, LMFORGE_CACHE=str(cache))
 
 
@@ -44,14 +44,14 @@ def _text_words(program, path: str, *more: str) -> list[str]:
 
 
 def test_what_was_prepared_is_found_by_training(program, path, cache) -> None:
-    outcome = _lmforge(f"prepare {TEXT} data.path={path} workers=2", program.folder, cache)
+    outcome = _command(f"prepare {TEXT} data.path={path} workers=2", program.folder, cache)
     assert outcome.code == 0, outcome.output
     folder = re.search(r"^token shards in (.*)$", outcome.output, re.MULTILINE)
     assert folder is not None
     assert f"python train.py data=tokens data.path={folder[1]}" in outcome.output
     assert sum(len(names) for names in names_of(Path(folder[1])).values()) == 60
     assert not (program.folder / "runs").exists()
-    again = _lmforge(f"prepare {TEXT} data.path={path}", program.folder, cache)
+    again = _command(f"prepare {TEXT} data.path={path}", program.folder, cache)
     assert folder[0] in again.output
     assert "preparing" not in again.output
     trained = run_command(_text_words(program, path), program.folder, LMFORGE_CACHE=str(cache))
@@ -77,7 +77,7 @@ def test_a_bad_row_ends_preparing_and_training(program, path, cache) -> None:
         assert outcome.code == 2
         assert outcome.output.count(said) == 1
         assert "Traceback" not in outcome.output
-    lenient = _lmforge(f"prepare {TEXT} data.path={path} data.on_bad=lenient", program.folder, cache)
+    lenient = _command(f"prepare {TEXT} data.path={path} data.on_bad=lenient", program.folder, cache)
     assert lenient.code == 0
     assert "left out: 1 text_is_null" in lenient.output
 
@@ -97,7 +97,7 @@ def test_a_bad_row_ends_preparing_and_training(program, path, cache) -> None:
     ],
 )
 def test_wrong_words(tmp_path, cache, words, said) -> None:
-    outcome = _lmforge(f"prepare {words}", tmp_path, cache)
+    outcome = _command(f"prepare {words}", tmp_path, cache)
     assert outcome.code == 2
     for part in said:
         assert part in outcome.output
@@ -135,7 +135,7 @@ def test_a_kill_in_the_middle_costs_only_what_was_not_finished(program, tmp_path
     assert outcome.code == 0, outcome.output
     assert not again.left_behind()
     (folder,) = cache.glob("tokens/*/")
-    elsewhere = _lmforge(f"prepare {TEXT} data.path={path} workers=1", program.folder, tmp_path / "other")
+    elsewhere = _command(f"prepare {TEXT} data.path={path} workers=1", program.folder, tmp_path / "other")
     assert elsewhere.code == 0
     (other,) = (tmp_path / "other").glob("tokens/*/")
     assert other.name == folder.name

@@ -14,7 +14,7 @@ from lmforge.config.parse import read_words
 
 DOOR = """
 import json, sys
-from lmforge.config.compose import to_plain
+from lmforge.config.plain import to_plain
 from lmforge.config.entry import run_front_door
 run_front_door("prepare", lambda cfg: print("JOB " + json.dumps(to_plain(cfg))))
 """

@@ -3,8 +3,9 @@ import shutil
 import pytest
 import yaml
 
-from lmforge.config.compose import Composer, flatten, get, to_config, to_plain
+from lmforge.config.compose import Composer
 from lmforge.config.parse import Tree, read_words
+from lmforge.config.plain import flatten, get, to_config, to_plain
 from lmforge.config.runs import dump_yaml
 
 

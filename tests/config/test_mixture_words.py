@@ -2,8 +2,8 @@
 
 import pytest
 
-from lmforge.config.compose import get
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import get
 
 CODE = ("data=mix", "data.sources.code.path=code", "data.sources.code.weight=7")
 PROSE = ("data.sources.prose.path=a b, c", "data.sources.prose.weight=3")

@@ -20,7 +20,7 @@ from lmforge.config.runs import RunFolder, all_runs, find_run
 COMMAND = [sys.executable, "-c", "from lmforge.cli import main; main()", "runs"]
 
 
-def lmforge_runs(*words: str) -> subprocess.CompletedProcess[str]:
+def runs_command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60)
 
 
@@ -151,7 +151,7 @@ def test_broken_and_foreign_folders_are_told_apart_and_never_crash(compose) -> N
     assert states.pop("alias") == "unfinished"  # an anchor read once is no harm
     assert set(states.values()) == {"broken"}
     assert set(states) == {"binary", "list", "deep", "no"}
-    assert lmforge_runs().returncode == 0
+    assert runs_command().returncode == 0
 
 
 def test_order_and_name(compose) -> None:
@@ -168,12 +168,12 @@ def test_order_and_name(compose) -> None:
 
 def test_delete_shows_first_and_deletes_on_yes(compose) -> None:
     run, other = compose.run(), compose.run("name=other")
-    shown = lmforge_runs(f"delete=default/{run.id}")
+    shown = runs_command(f"delete=default/{run.id}")
     assert (shown.returncode, run.path.exists()) == (0, True)
     assert f"default/{run.id}  unfinished" in shown.stdout
     assert "nothing was deleted; add yes=true to delete it" in shown.stdout
     for doomed, word in ((run, run.path), (other, f"other/{other.id}")):
-        done = lmforge_runs(f"delete={word}", "yes=true")
+        done = runs_command(f"delete={word}", "yes=true")
         assert done.returncode == 0, done.stderr
         assert f"deleted {doomed.path}, " in done.stdout
     assert list(Path("runs").iterdir()) == []
@@ -191,7 +191,7 @@ def test_what_is_no_run_below_the_runs_folder_is_never_deleted(compose, tmp_path
         with pytest.raises(UsageError, match="no run below"):
             find_doomed(word, Path("runs"))
     assert [facts.run.id for facts in list_runs(Path("runs"))] == [run.id]
-    refused = lmforge_runs("delete=default/nope", "yes=true")
+    refused = runs_command("delete=default/nope", "yes=true")
     assert (refused.returncode, run.path.exists()) == (2, True)
 
 

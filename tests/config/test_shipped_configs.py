@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmforge.config.compose import Composer, flatten, to_config
+from lmforge.config.compose import Composer
 from lmforge.config.keys import find_key
 from lmforge.config.parse import Tree
+from lmforge.config.plain import flatten, to_config
 from lmforge.config.targets import check_targets, load_target
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from builders import batch_plan, packed
-from lmforge.config.compose import to_config
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import to_config
 from lmforge.data.module import TimedLoader, TokenData, TokenWindows
 from lmforge.data.packing import IGNORED
 from lmforge.data.shards import write_shards

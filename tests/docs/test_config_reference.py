@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from lmforge.config.compose import flatten
+from lmforge.config.plain import flatten
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,8 +12,8 @@ import pytest
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from fits import fit, score
-from lmforge.config.compose import to_config
 from lmforge.config.errors import Exit, Terminated, UsageError
+from lmforge.config.plain import to_config
 from lmforge.config.runs import RunFolder
 from lmforge.data.shards import write_shards
 from lmforge.training import assemble

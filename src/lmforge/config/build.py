@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config.compose import literal, to_config
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import literal, to_config
 from lmforge.config.targets import check_targets, load_target
 
 

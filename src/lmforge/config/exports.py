@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmforge.config.compose import Composer, Plain, check_schema
+from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.keys import DTYPES
 from lmforge.config.machine_checks import parameter_count
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.parse import Word
+from lmforge.config.plain import Plain, check_schema
 from lmforge.config.targets import check_targets
 
 FORMAT, VERSION = "lmforge-safetensors", 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 
-from lmforge.config.compose import Plain, get, put
+from lmforge.config.plain import Plain, get, put
 
 
 def absolute_paths(plain: Plain) -> Plain:

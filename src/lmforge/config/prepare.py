@@ -10,7 +10,7 @@ from typing import Any
 from lmforge.config import machine
 from lmforge.config.batch import world
 from lmforge.config.checks import NEEDED_BY, launch_problems, preflight
-from lmforge.config.compose import Composed, Composer, Plain, flatten, get, put
+from lmforge.config.compose import Composed, Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.exports import export_problems, is_export, stored_config
 from lmforge.config.keys import find_key
@@ -19,6 +19,7 @@ from lmforge.config.machine_checks import check_weights
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.parse import Tree, Word
 from lmforge.config.places import absolute_paths
+from lmforge.config.plain import Plain, flatten, get, put
 from lmforge.config.precision import read_precision
 from lmforge.config.runs import RunFolder, find_auto, find_run
 from lmforge.config.targets import check_targets

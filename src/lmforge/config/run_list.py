@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from lmforge.config.compose import get
 from lmforge.config.errors import Exit
+from lmforge.config.plain import get
 from lmforge.config.runs import RunFolder, all_runs
 
 HEADLINE = ("val/bits_per_byte", "val/loss")  # the first one that was measured

@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from lmforge.config.compose import Plain, check_schema, flatten, get, to_config
 from lmforge.config.errors import UsageError
 from lmforge.config.exports import is_export
 from lmforge.config.keys import find_key
 from lmforge.config.machine import AUTO_PRECISIONS
 from lmforge.config.nearest import did_you_mean, nearest
+from lmforge.config.plain import Plain, check_schema, flatten, get, to_config
 from lmforge.config.provenance import differences, provenance, read_facts
 from lmforge.config.targets import check_targets
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lmforge.config.compose import to_plain
 from lmforge.config.errors import Exit, UsageError
 from lmforge.config.launch import end_with_parent
 from lmforge.config.lines import show_log
+from lmforge.config.plain import to_plain
 
 PROBLEMS_VARIABLE = "LMFORGE_PROBLEMS"  # a file for what is wrong, set by a process that says it itself
 

@@ -55,11 +55,8 @@ class HeldTokens(NamedTuple):
     def n_tokens(self) -> int:
         return len(self.ids)
 
-    def gather(self, index: Integers) -> Integers:
-        return self.ids[index]
-
     def rows(self, start: Integers, width: int) -> Integers:
-        return self.gather(np.minimum(start[:, None] + np.arange(width), self.n_tokens - 1))
+        return self.ids[np.minimum(start[:, None] + np.arange(width), self.n_tokens - 1)]
 
 
 class _Held(NamedTuple):

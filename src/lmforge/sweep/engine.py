@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from lmforge.config.compose import Plain
 from lmforge.config.errors import Exit, UsageError
+from lmforge.config.plain import Plain
 from lmforge.config.runs import RunFolder
 from lmforge.sweep.folder import SweepFolder
 from lmforge.sweep.job import FAILURES, FINAL, Job, run_of

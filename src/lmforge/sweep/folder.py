@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from lmforge.config.compose import Plain
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import Plain
 from lmforge.config.runs import SWEEP_FILE, PlainLoader, RunFolder, dump_yaml, new_folder, write_aside
 from lmforge.sweep.job import Job
 

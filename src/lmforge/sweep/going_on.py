@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmforge.config.compose import Composer, Plain, check_schema, to_plain
+from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.keys import find_key
 from lmforge.config.parse import Word, read_words
+from lmforge.config.plain import Plain, check_schema, to_plain
 from lmforge.config.prepare import show, typed
 from lmforge.config.runs import SWEEP_FILE
 from lmforge.config.schema import allowed, coerce

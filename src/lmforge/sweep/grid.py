@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmforge.config.compose import Plain
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import Plain
 from lmforge.config.runs import RunFolder, stored_problems
 from lmforge.sweep.job import Job, Status
 

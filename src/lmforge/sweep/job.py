@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmforge.config.compose import Plain
+from lmforge.config.plain import Plain
 from lmforge.config.runs import RunFolder
 
 # waiting: not started. running: at work, or its sweep was killed. interrupted: told to stop, or stopped by a signal; it

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmforge.config.batch import world
-from lmforge.config.compose import Composer, Plain, flatten, put
+from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
 from lmforge.config.parse import Word, read_words, shown
+from lmforge.config.plain import Plain, flatten, put
 from lmforge.config.prepare import plan_train
 from lmforge.sweep.job import Job
 from lmforge.sweep.slots import Slot

@@ -8,9 +8,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lmforge.config.compose import Plain
 from lmforge.config.optional import require
 from lmforge.config.parse import Word, shown
+from lmforge.config.plain import Plain
 from lmforge.config.runs import RunFolder
 from lmforge.sweep.job import Job, Status
 from lmforge.sweep.planning import Planner

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmforge.config import machine
-from lmforge.config.compose import Plain
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import Plain
 
 
 @dataclass(frozen=True)

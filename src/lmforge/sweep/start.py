@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmforge.config.checks import mode_problems
-from lmforge.config.compose import Composer, Plain, to_plain
+from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import Word, read_words
+from lmforge.config.plain import Plain, to_plain
 from lmforge.config.prepare import typed as typed_value
 from lmforge.sweep import going_on
 from lmforge.sweep.engine import Engine, Source

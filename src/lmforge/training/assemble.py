@@ -19,11 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from lmforge.config.batch import BatchPlan, strategy_kind
 from lmforge.config.build import build
-from lmforge.config.compose import to_plain
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import plain_environment, read_launch
 from lmforge.config.lines import show_log
 from lmforge.config.machine import thread_share
+from lmforge.config.plain import to_plain
 from lmforge.config.runs import RunFolder
 from lmforge.data.missing import make_missing
 from lmforge.data.module import TokenWindows
