@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lmforge.config.optional import require
 from lmforge.config.parse import Word, shown
 from lmforge.config.plain import Plain
 from lmforge.config.runs import RunFolder
-from lmforge.sweep.job import Job, Status
+from lmforge.sweep.job import Job, Status, run_of
 from lmforge.sweep.planning import Planner
 from lmforge.training.rows import read_rows
 
@@ -34,7 +35,7 @@ class Search:
 
     def __init__(self, folder: Path, settings: Plain, planner: Planner, parallel: bool) -> None:
         self.optuna = import_optuna()
-        self.settings, self.planner, self.parallel = settings, planner, parallel
+        self.folder, self.settings, self.planner, self.parallel = folder, settings, planner, parallel
         self.jobs: list[Job] = []
         self.trials: dict[int, Any] = {}
         self.looked: dict[int, tuple[float, int]] = {}  # when to look at a job's metrics again, and the step seen last
@@ -102,25 +103,33 @@ class Search:
 
     def hopeless(self, job: Job, run: RunFolder) -> str | None:
         """Reports the validations that are new, until the pruner has seen enough."""
-        due, seen = self.looked.get(job.number, (0.0, 0))
+        due, _ = self.looked.get(job.number, (0.0, 0))
         if self.settings["pruner"] == "none" or time.monotonic() < due:
             return None
-        before, trial = time.monotonic(), self.trials[job.number]
-        rows = [row for row in read_rows(run.path / "metrics.csv") if row.get(self.settings["metric"])]
-        for row in rows:
-            if (step := int(row["step"])) > seen:
-                trial.report(float(row[self.settings["metric"]]), step)
-                seen = step
-                if trial.should_prune():
-                    return f"worse than the others at step {step}"
+        before = time.monotonic()
+        for step in self._report(job, run):
+            if self.trials[job.number].should_prune():
+                return f"worse than the others at step {step}"
         now = time.monotonic()  # a long file is read less often
-        self.looked[job.number] = (now + max(0.2, 20 * (now - before)), seen)
+        self.looked[job.number] = (now + max(0.2, 20 * (now - before)), self.looked[job.number][1])
         return None
 
+    def _report(self, job: Job, run: RunFolder) -> Iterator[int]:
+        """The steps of validations that are new, each once the study knows its value."""
+        metric, (due, seen) = self.settings["metric"], self.looked.get(job.number, (0.0, 0))
+        self.looked[job.number] = (due, seen)
+        for row in read_rows(run.path / "metrics.csv"):
+            if row.get(metric) and (step := int(row["step"])) > seen:
+                self.trials[job.number].report(float(row[metric]), step)
+                self.looked[job.number] = (due, step)
+                yield step
+
     def tell(self, job: Job) -> None:
-        """Closes the trial of a job that is final; an interrupted one stays open."""
+        """Closes the trial of a job that is final; an interrupted one stays open. What a finished job measured since
+        the last look is what later ones are compared with."""
         state = self.optuna.trial.TrialState
         if job.status == "done" and job.value is not None:
+            list(self._report(job, run_of(job, self.folder)))
             self.study.tell(self.trials[job.number], job.value)
         elif job.status == "pruned":
             self.study.tell(self.trials[job.number], state=state.PRUNED)
