@@ -1,6 +1,7 @@
 """The next-token task in real runs: accumulation, where the shift happens, what is logged and counted."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from fits import After, fit, score
 from lmforge.data.shards import write_shards
+from lmforge.parallel.plan import Parallel
 from lmforge.tasks.causal_lm import CausalLM
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import assemble
@@ -151,14 +153,19 @@ def test_labels_are_shifted_exactly_once_everywhere(counting, monkeypatch, step,
         assert run.summary["val/accuracy"] == evaluated["accuracy"] == 0.0
 
 
+LABELS = torch.tensor([[1, 1, 3, -100]])
+
+
 def test_bits_per_byte_counts_the_bytes_of_the_targets() -> None:
     task = CausalLM.__new__(CausalLM)
     nn.Module.__init__(task)
     task.token_bytes = torch.tensor([0, 1, 2, 30])
     task.eval()
-    logits = F.one_hot(torch.tensor([1, 2, 3, 3]), 4).float()
-    targets, correct, size = task._tally(logits, torch.tensor([1, 1, 3, -100]))
-    assert (int(targets), int(correct), int(size)) == (3, 2, 1 + 1 + 30)
+    task.loss_chunk = None
+    logits = F.one_hot(torch.tensor([[1, 2, 3, 3]]), 4).float()
+    task.parallel = Parallel(lambda *inputs: logits, lambda last: nullcontext(), 1)
+    counts = task.count(dict.fromkeys(("input_ids", "doc_ids", "positions"), logits) | {"labels": LABELS})
+    assert [int(number) for number in counts[1:]] == [3, 2, 1 + 1 + 30]
 
 
 def test_a_nan_in_the_middle_leaves_the_weights_of_the_step_before(shards) -> None:
@@ -181,3 +188,12 @@ def test_a_nan_in_the_middle_leaves_the_weights_of_the_step_before(shards) -> No
     rows = metrics(run.folder, "train/loss", "train/skipped")
     assert [row[1] == row[1] for row in rows] == [True, True, False, True, True]  # no loss, rather than an old one
     assert [row[2] for row in rows[2:]] == [1, 1, 1]
+
+
+def test_a_loss_in_chunks_gives_gradient_and_metrics_of_the_whole(shards) -> None:
+    whole, parts = third_gradients(shards), third_gradients(shards, "trainer.loss_chunk=10")
+    assert furthest(whole, parts) < 1e-6
+    summaries = [fit(shards, "trainer.max_steps=2", f"trainer.loss_chunk={n}").summary for n in ("null", 10)]
+    (loss, correct), (other, also) = [(s["val/loss"], s["val/accuracy"]) for s in summaries]
+    assert loss == pytest.approx(other, rel=1e-5)
+    assert correct == also

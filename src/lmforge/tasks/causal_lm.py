@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmforge.data.packing import IGNORED
-from lmforge.tasks.cross_entropy import chunked_cross_entropy, summed_cross_entropy
+from lmforge.tasks.cross_entropy import in_chunks, summed_cross_entropy
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.metrics import Counts
 
@@ -16,7 +16,7 @@ class CausalLM(UpdateTask):
     """Cross-entropy of the next token over packed rows.
 
     `token_bytes` is int64 `[tokenizer size]`, the UTF-8 bytes of each id; None when the tokenizer is not known.
-    `loss_chunk` positions at a time have logits in training; None for all at once.
+    `loss_chunk` positions at a time have logits; None for all at once.
     """
 
     def __init__(self, *, token_bytes: Tensor | None, loss_chunk: int | None = None, **kwargs: Any):
@@ -26,22 +26,26 @@ class CausalLM(UpdateTask):
     def count(self, batch: dict[str, Tensor]) -> Counts:
         labels = batch["labels"].flatten()
         assert self.parallel is not None
-        if self.training and self.loss_chunk is not None:
-            score = partial(chunked_cross_entropy, labels=labels, chunk=self.loss_chunk)
-            loss = self.parallel.forward(batch["input_ids"], batch["doc_ids"], batch["positions"], score=score)
-            return Counts(loss, (labels != IGNORED).sum())
-        logits = self.parallel.forward(batch["input_ids"], batch["doc_ids"], batch["positions"]).flatten(0, 1)
-        loss = summed_cross_entropy(logits, labels)
-        return Counts(loss, *self._tally(logits.detach(), labels))
+        inputs = (batch["input_ids"], batch["doc_ids"], batch["positions"])
+        part = summed_cross_entropy if self.training else _loss_and_correct
+        if self.loss_chunk is None:
+            found = part(self.parallel.forward(*inputs).flatten(0, 1), labels)
+        else:
+            score = partial(in_chunks, part=part, labels=labels, chunk=self.loss_chunk)
+            found = self.parallel.forward(*inputs, score=score)
+        targets = (labels != IGNORED).sum()
+        return (
+            Counts(found, targets) if self.training else Counts(found[0], targets, found[1].long(), self._bytes(labels))
+        )
 
-    @torch.no_grad()
-    def _tally(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Targets, correct ones and their bytes; the last two only where somebody reads them, in evaluation."""
-        counted = labels != IGNORED
-        if self.training:
-            return counted.sum(), None, None
-        correct = ((logits.argmax(-1) == labels) & counted).sum()
+    def _bytes(self, labels: Tensor) -> Tensor | None:
         if self.token_bytes is None:
-            return counted.sum(), correct, None
+            return None
         self.token_bytes = self.token_bytes.to(labels.device)
-        return counted.sum(), correct, self.token_bytes[labels.clamp(min=0)].mul(counted).sum()
+        return self.token_bytes[labels.clamp(min=0)].mul(labels != IGNORED).sum()
+
+
+def _loss_and_correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Float64 `[2]`: the sum of losses, and how many targets were the most probable token."""
+    correct = ((logits.argmax(-1) == labels) & (labels != IGNORED)).sum()
+    return torch.stack((summed_cross_entropy(logits, labels).double(), correct.double()))

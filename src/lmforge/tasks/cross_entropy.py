@@ -22,26 +22,25 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.requires_grad and logits.dtype in (torch.bfloat16, torch.float16):
         loss: Tensor = _LowCrossEntropy.apply(logits, labels)
         return loss
-    return _wide_cross_entropy(logits, labels)
-
-
-def chunked_cross_entropy(hidden: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, chunk: int) -> Tensor:
-    """The same from the hidden state `[..., d_model]` before the head, with the logits of `chunk` positions at a time.
-
-    The backward pass computes them again, so that never more than one chunk's are held: of a large vocabulary they
-    are most of a step's memory.
-    """
-
-    def part(hidden: Tensor, labels: Tensor) -> Tensor:
-        return _wide_cross_entropy(head(hidden), labels)
-
-    parts = zip(hidden.flatten(0, -2).split(chunk), labels.split(chunk), strict=True)
-    return torch.stack([checkpoint(part, h, y, use_reentrant=False) for h, y in parts]).sum()
-
-
-def _wide_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
+
+
+Part = Callable[[Tensor, Tensor], Tensor]
+
+
+def in_chunks(hidden: Tensor, head: Callable[[Tensor], Tensor], *, part: Part, labels: Tensor, chunk: int) -> Tensor:
+    """The sum of `part(logits, labels)` over `chunk` positions at a time, from the hidden state before the head.
+
+    The backward pass computes the logits again, so that never more than one chunk's are held: with a large vocabulary
+    they are most of a step's memory.
+    """
+
+    def of_hidden(hidden: Tensor, labels: Tensor) -> Tensor:
+        return part(head(hidden), labels)
+
+    pieces = zip(hidden.flatten(0, -2).split(chunk), labels.split(chunk), strict=True)
+    return torch.stack([checkpoint(of_hidden, h, y, use_reentrant=False) for h, y in pieces]).sum(0)
 
 
 class _LowCrossEntropy(torch.autograd.Function):
@@ -52,12 +51,13 @@ class _LowCrossEntropy(torch.autograd.Function):
         p = torch.softmax(logits, dim=-1, dtype=torch.float32)
         losses = torch.where(counted, _losses(logits, p, target), 0.0)  # an ignored row may hold anything
         p.scatter_add_(1, target, torch.full_like(target, -1, dtype=p.dtype))
-        ctx.gradient, ctx.dtype = _without_rows(p, ~counted), logits.dtype
+        ctx.save_for_backward(_without_rows(p, ~counted))  # where a checkpoint sees it, and drops it
+        ctx.dtype = logits.dtype
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        gradient, ctx.gradient = ctx.gradient, None
+        (gradient,) = ctx.saved_tensors
         return gradient.mul_(gradients[0]).to(ctx.dtype), None  # scaled in float32, then rounded
 
 
