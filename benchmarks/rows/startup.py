@@ -18,10 +18,12 @@ def rows(settings: Settings) -> list[Row]:
     start = ["-m", "benchmarks.starts"]
     commands = {"bare": [core, *start, "bare"], "LMForge": [core, *start, "lmforge"]}
     commands["bare again"] = commands["bare"]
+    if settings.quick:
+        commands["LMForge"] += ["data=text", f"data.path={processes.ROOT / 'README.md'}", "data.vocab_size=300"]
     if peers:
         commands["Trainer"] = [peers, *start, "trainer"]
     folder = settings.folder / "startup"
-    for command in commands.values():  # fills disk caches, and LMForge's own of prepared data
+    for command in settings.pick(list(commands.values()), []):  # fills disk caches, and LMForge's own of prepared data
         processes.run(command, folder)
     used: dict[str, list[float]] = {name: [] for name in commands}
     for number in range(settings.pick(5, 1)):

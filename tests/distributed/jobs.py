@@ -214,6 +214,8 @@ def unwritable(rank: int, error: BaseException | None = None, step: str = "") ->
 class RandomRows(PackedRows):
     """Rows that draw from all three global streams, in a loader's worker where there are workers."""
 
+    draws = True
+
     def batch(self, rows: Any) -> dict[str, torch.Tensor]:
         drawn = torch.tensor([random.random(), np.random.random(), torch.rand(()).item()])
         return super().batch(rows) | {"draws": drawn}

@@ -153,6 +153,9 @@ def test_labels_are_shifted_exactly_once_everywhere(counting, monkeypatch, step,
         assert evaluated["ece"] > 0.99
 
 
+LABELS = torch.tensor([[1, 1, 3, -100]])
+
+
 def test_bits_per_byte_counts_the_bytes_of_the_targets() -> None:
     task = CausalLM.__new__(CausalLM)
     nn.Module.__init__(task)
@@ -202,3 +205,12 @@ def test_a_nan_in_the_middle_leaves_the_weights_of_the_step_before(shards) -> No
     rows = metrics(run.folder, "train/loss", "train/skipped")
     assert [row[1] == row[1] for row in rows] == [True, True, False, True, True]  # no loss, rather than an old one
     assert [row[2] for row in rows[2:]] == [1, 1, 1]
+
+
+def test_a_loss_in_chunks_gives_gradient_and_metrics_of_the_whole(shards) -> None:
+    whole, parts = third_gradients(shards), third_gradients(shards, "trainer.loss_chunk=10")
+    assert furthest(whole, parts) < 1e-6
+    summaries = [fit(shards, "trainer.max_steps=2", f"trainer.loss_chunk={n}").summary for n in ("null", 10)]
+    (loss, correct), (other, also) = [(s["val/loss"], s["val/accuracy"]) for s in summaries]
+    assert loss == pytest.approx(other, rel=1e-5)
+    assert correct == also

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from lmforge.data.packing import IGNORED
 from lmforge.tasks import cross_entropy
-from lmforge.tasks.cross_entropy import chunked_cross_entropy, summed_cross_entropy
+from lmforge.tasks.cross_entropy import in_chunks, summed_cross_entropy
 
 
 def both(dtype: torch.dtype, scale: float = 1 / 2047) -> tuple[torch.Tensor, ...]:
@@ -68,6 +68,10 @@ def test_logits_that_are_not_finite_stay_visible() -> None:
     assert torch.isnan(summed_cross_entropy(logits, torch.tensor([1])))
 
 
+def _total(losses):
+    return torch.stack(losses).sum()
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 def test_in_chunks_loss_and_gradients_are_those_of_all_at_once(chunk) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -82,7 +86,7 @@ def test_in_chunks_loss_and_gradients_are_those_of_all_at_once(chunk) -> None:
         return x @ weight.mT
 
     whole = summed_cross_entropy((hidden @ weight.mT).flatten(0, 1), labels)
-    parts = chunked_cross_entropy(hidden, head, labels, chunk)
+    parts = in_chunks(hidden, head, part=summed_cross_entropy, join=_total, labels=labels, chunk=chunk)
     assert torch.allclose(whole, parts, rtol=1e-12)
     for expected, found in zip(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (whole, parts)), strict=True):
         assert torch.allclose(expected, found, rtol=1e-12)

@@ -15,7 +15,7 @@ from fits import After, fit, killed, score
 from lmforge.config.runs import RunFolder
 from lmforge.parallel.control import Control
 from lmforge.training import saving
-from lmforge.training.checkpoint import Checkpoint, list_checkpoints
+from lmforge.training.checkpoint import Checkpoint, Piece, list_checkpoints
 from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.resume import find_checkpoint, keep_rule
 from lmforge.training.saving import Keep, Saver, weight_pieces, whole_checkpoints
@@ -118,6 +118,7 @@ def test_a_save_returns_before_it_is_written_and_takes_the_values_of_that_moment
     began = time.perf_counter()
     writer.save(state(1), {**PIECES, "weights": weight_pieces(network)})
     assert time.perf_counter() - began < 0.5
+    writer.let_change()
     assert writer.blocked_seconds < 0.5
     with torch.no_grad():
         network.embed.weight.zero_()
@@ -125,6 +126,26 @@ def test_a_save_returns_before_it_is_written_and_takes_the_values_of_that_moment
     slow.set()
     writer.wait()
     assert Checkpoint(tmp_path / "step-00000001").reader("weights").read("embed.weight").equal(started)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_update_waits_for_the_copy_of_the_state_before_it(shards, monkeypatch, waits) -> None:
+    """A copy that takes longer than a step; mutation: an update that does not wait gets into the checkpoint."""
+    copy = Saver._copies
+
+    def slowly(self: Saver, kind: str, pieces: dict[str, Piece]) -> dict[str, Piece]:
+        time.sleep(0.3 if kind == "weights" else 0.0)
+        return copy(self, kind, pieces)
+
+    monkeypatch.setattr(Saver, "_copies", slowly)
+    if not waits:
+        monkeypatch.setattr(Saver, "let_change", lambda self: None)
+    noted: dict[str, torch.Tensor] = {}
+    note = After(2, lambda trainer, task: noted.update(w=task.network.embed.weight.detach().clone()))
+    words = ("callbacks.checkpoint.every_n_steps=2", "callbacks.checkpoint.keep_last=9", "trainer.max_steps=3")
+    run = fit(shards, *words, also=(note,))
+    saved = Checkpoint(run.folder / "checkpoints" / "step-00000002").reader("weights").read("embed.weight")
+    assert saved.equal(noted["w"]) == waits
 
 
 def test_a_second_save_waits_for_the_first(tmp_path, slow) -> None:

@@ -1,5 +1,6 @@
 """Random numbers as a function of what they are for, so that no generator's state has to be saved or shared."""
 
+import hashlib
 import random
 from typing import Any
 
@@ -9,12 +10,13 @@ import torch
 
 def seed_streams(*key: int) -> None:
     """Set Python's, numpy's and torch's global generators from `key`, such as (seed, rank, step)."""
-    words = np.random.SeedSequence(key).generate_state(3)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[1]))
-    torch.default_generator.manual_seed(int(words[2]))  # torch.manual_seed asks every backend, ten times the cost
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=12).digest()  # a fifth of numpy's SeedSequence's time
+    one, two, three = (int.from_bytes(digest[start : start + 4], "little") for start in (0, 4, 8))
+    random.seed(one)
+    np.random.seed(two)
+    torch.default_generator.manual_seed(three)  # torch.manual_seed asks every backend, ten times the cost
     if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(int(words[2]))
+        torch.cuda.manual_seed(three)
 
 
 def state_of_streams() -> tuple[object, ...]:

@@ -16,12 +16,15 @@ from lmforge.data.randomness import seed_streams, state_of_streams
 AHEAD, MOST = 1 << 17, 64  # tokens that are built at once, and windows
 
 
+Batch = dict[str, Tensor]
+
+
 class Rows(Protocol):
     """Rows by number; `EMPTY` is a row without targets."""
 
     def __len__(self) -> int: ...
 
-    def batch(self, rows: Integers) -> dict[str, Tensor]: ...
+    def batch(self, rows: Integers) -> Batch: ...
 
 
 class Order(Protocol):
@@ -36,7 +39,7 @@ class Order(Protocol):
 class Window(TypedDict):
     """One rank's share of one update."""
 
-    micro_batches: list[dict[str, Tensor]]
+    micro_batches: list[Batch]
     targets: int  # target tokens in these micro-batches
     samples: int  # rows with content
     seconds: float  # time taken to build it
@@ -84,30 +87,41 @@ class Windows(Dataset[Window]):
         return self.built[at]
 
     def _drawn(self, update: int) -> list[Window]:
-        """One window alone: what its rows draw must hang on its number only."""
+        """One window alone, a call a micro-batch: what its rows draw must hang on its number only."""
         seed_streams(self.order.seed, self.rank, update, 0)
-        return self._build(update, 1)
+        began = time.perf_counter()
+        numbers, rows = self._rows(update, 1)
+        micro = [self.rows.batch(row) for row in rows]
+        return self._windows(micro, [sum(int((b["labels"] != IGNORED).sum()) for b in micro)], numbers, began)
 
     def _ahead(self, update: int) -> list[Window]:
         """The windows from `update` on that hold `AHEAD` tokens: calls of numpy, not its work, are what one costs."""
         fitting = AHEAD // (self.plan.accumulation * self.plan.micro * self.plan.context)
         count = 1 if get_worker_info() else max(1, min(fitting, MOST, self._last() - update))
         streams = None if self.built else state_of_streams()
-        built = self._build(update, count)
+        built = self._together(update, count)
         if streams and streams != state_of_streams():
             raise RuntimeError(f"{type(self.rows).__name__} uses the global random streams; it needs `draws = True`")
         return built
 
-    def _build(self, update: int, count: int) -> list[Window]:
+    def _together(self, update: int, count: int) -> list[Window]:
         began = time.perf_counter()
-        numbers = self.numbers(np.arange(update, update + count))
-        rows = np.where(numbers == EMPTY, EMPTY, self.order(np.maximum(numbers, 0)))
+        numbers, rows = self._rows(update, count)
         batch = self.rows.batch(rows.ravel())
         targets = np.count_nonzero(batch["labels"].view(count, -1).numpy() != IGNORED, axis=1).tolist()
-        samples = (numbers != EMPTY).reshape(count, -1).sum(1).tolist()
         parts = {name: values.split(self.plan.micro) for name, values in batch.items()}
         micro = [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
-        seconds, each = (time.perf_counter() - began) / count, self.plan.accumulation
+        return self._windows(micro, targets, numbers, began)
+
+    def _rows(self, update: int, count: int) -> tuple[Integers, Integers]:
+        """Sample numbers of `count` windows, and the rows they stand for, each `[count * accumulation, micro]`."""
+        numbers = self.numbers(np.arange(update, update + count))
+        return numbers, np.where(numbers == EMPTY, EMPTY, self.order(np.maximum(numbers, 0)))
+
+    def _windows(self, micro: list[Batch], targets: list[int], numbers: Integers, began: float) -> list[Window]:
+        count, each = len(targets), self.plan.accumulation
+        samples = (numbers != EMPTY).reshape(count, -1).sum(1).tolist()
+        seconds = (time.perf_counter() - began) / count
         return [
             {"micro_batches": micro[i * each : (i + 1) * each], "targets": t, "samples": s, "seconds": seconds}
             for i, (t, s) in enumerate(zip(targets, samples, strict=True))

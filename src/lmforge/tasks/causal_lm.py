@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lmforge.data.packing import IGNORED
-from lmforge.tasks.cross_entropy import chunked_cross_entropy, summed_cross_entropy, token_cross_entropy
+from lmforge.tasks.cross_entropy import in_chunks, summed_cross_entropy, token_cross_entropy
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.metrics import Counts, TokenScores
 
@@ -16,7 +16,7 @@ class CausalLM(UpdateTask):
     """Cross-entropy of the next token over packed rows.
 
     `token_bytes` is int64 `[tokenizer size]`, the UTF-8 bytes of each id; None when the tokenizer is not known.
-    `loss_chunk` positions at a time have logits in training; None for all at once.
+    `loss_chunk` positions at a time have logits; None for all at once.
     """
 
     def __init__(self, *, token_bytes: Tensor | None, loss_chunk: int | None = None, **kwargs: Any):
@@ -26,17 +26,19 @@ class CausalLM(UpdateTask):
     def count(self, batch: dict[str, Tensor]) -> Counts:
         labels = batch["labels"].flatten()
         assert self.parallel is not None
-        if self.training and self.loss_chunk is not None:
-            score = partial(chunked_cross_entropy, labels=labels, chunk=self.loss_chunk)
-            loss = self.parallel.forward(batch["input_ids"], batch["doc_ids"], batch["positions"], score=score)
-            return Counts(loss, (labels != IGNORED).sum())
-        logits = self.parallel.forward(batch["input_ids"], batch["doc_ids"], batch["positions"]).flatten(0, 1)
+        inputs = (batch["input_ids"], batch["doc_ids"], batch["positions"])
+        part: Any = summed_cross_entropy if self.training else self._score
+        if self.loss_chunk is None:
+            found = part(self.parallel.forward(*inputs).flatten(0, 1), labels)
+        else:
+            join = _sum if self.training else _end_to_end
+            score = partial(in_chunks, part=part, join=join, labels=labels, chunk=self.loss_chunk)
+            found = self.parallel.forward(*inputs, score=score)
         if self.training:  # nobody reads the other sums
-            return Counts(summed_cross_entropy(logits, labels), (labels != IGNORED).sum())
-        scores = self._score(logits, labels)
+            return Counts(found, (labels != IGNORED).sum())
         if self.watch is not None:
-            self.watch(scores)
-        return Counts(*(values.sum() for values in scores[:4]))
+            self.watch(found)
+        return Counts(*(values.sum() for values in found[:4]))
 
     @torch.no_grad()
     def _score(self, logits: Tensor, labels: Tensor) -> TokenScores:
@@ -53,3 +55,11 @@ class CausalLM(UpdateTask):
             return torch.zeros_like(target)
         self.token_bytes = self.token_bytes.to(target.device)
         return self.token_bytes[target] * counted
+
+
+def _sum(losses: list[Tensor]) -> Tensor:
+    return torch.stack(losses).sum()
+
+
+def _end_to_end(parts: list[TokenScores]) -> TokenScores:
+    return TokenScores(*(torch.cat(values) for values in zip(*parts, strict=True)))

@@ -22,21 +22,7 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.requires_grad and logits.dtype in (torch.bfloat16, torch.float16):
         loss: Tensor = _LowCrossEntropy.apply(logits, labels)
         return loss
-    return _wide_cross_entropy(logits, labels)
-
-
-def chunked_cross_entropy(hidden: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, chunk: int) -> Tensor:
-    """The same from the hidden state `[..., d_model]` before the head, with the logits of `chunk` positions at a time.
-
-    The backward pass computes them again, so that never more than one chunk's are held: of a large vocabulary they
-    are most of a step's memory.
-    """
-
-    def part(hidden: Tensor, labels: Tensor) -> Tensor:
-        return _wide_cross_entropy(head(hidden), labels)
-
-    parts = zip(hidden.flatten(0, -2).split(chunk), labels.split(chunk), strict=True)
-    return torch.stack([checkpoint(part, h, y, use_reentrant=False) for h, y in parts]).sum()
+    return F.cross_entropy(_wide(logits), labels, ignore_index=IGNORED, reduction="sum")
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -44,12 +30,30 @@ def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(_wide(logits), labels, ignore_index=IGNORED, reduction="none").double()
 
 
-def _wide_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(_wide(logits), labels, ignore_index=IGNORED, reduction="sum")
-
-
 def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def in_chunks(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    *,
+    part: Callable[[Tensor, Tensor], Any],
+    join: Callable[[list[Any]], Any],
+    labels: Tensor,
+    chunk: int,
+) -> Any:
+    """`part(logits, labels)` of `chunk` positions at a time, joined, from the hidden state before the head.
+
+    The backward pass computes the logits again, so that never more than one chunk's are held: with a large vocabulary
+    they are most of a step's memory.
+    """
+
+    def of_hidden(hidden: Tensor, labels: Tensor) -> Any:
+        return part(head(hidden), labels)
+
+    pieces = zip(hidden.flatten(0, -2).split(chunk), labels.split(chunk), strict=True)
+    return join([checkpoint(of_hidden, h, y, use_reentrant=False) for h, y in pieces])
 
 
 class _LowCrossEntropy(torch.autograd.Function):
@@ -60,12 +64,13 @@ class _LowCrossEntropy(torch.autograd.Function):
         p = torch.softmax(logits, dim=-1, dtype=torch.float32)
         losses = torch.where(counted, _losses(logits, p, target), 0.0)  # an ignored row may hold anything
         p.scatter_add_(1, target, torch.full_like(target, -1, dtype=p.dtype))
-        ctx.gradient, ctx.dtype = _without_rows(p, ~counted), logits.dtype
+        ctx.save_for_backward(_without_rows(p, ~counted))  # where a checkpoint sees it, and drops it
+        ctx.dtype = logits.dtype
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        gradient, ctx.gradient = ctx.gradient, None
+        (gradient,) = ctx.saved_tensors
         return gradient.mul_(gradients[0]).to(ctx.dtype), None  # scaled in float32, then rounded
 
 
