@@ -76,7 +76,7 @@ def _fast(words: list[str]) -> tuple[str, ...]:
         return ()
     continues = any(word.startswith("resume=") and word != "resume=auto" for word in words)
     presets = any(word.startswith("debug=") for word in words)
-    fast = FAST[1:] if continues or presets else FAST
+    fast = FAST[1:] if continues else (*FAST[1:], "trainer.max_steps=4") if presets else FAST
     searches = "sweep=optuna" in words and not any(word.startswith("sweep.trials=") for word in words)
     return (*fast, "sweep.trials=1") if searches else fast
 

@@ -60,7 +60,7 @@ def test_wrong_words(program, tokens) -> None:
         ("lmforge export run=model", "an export already; give the run it came from, default/"),
         ("lmforge export run=modle", "no such run folder"),
         ("lmforge exprot", "did you mean export?"),
-        ("python evaluate.py run=model", "an export holds no data; say what to score: data=stdlib|text|tokens"),
+        ("python evaluate.py run=model", "an export holds no data; say what to score: data=hub|mix|stdlib|text|tokens"),
         (f"python evaluate.py run=model data=tokens data.path={tokens} ckpt=last", "leave ckpt out"),
         (
             f"python evaluate.py run=model data=tokens data.path={tokens} model.d_ff=32",
