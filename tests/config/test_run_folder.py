@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from lmforge.config import provenance
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
 from lmforge.config.prepare import continue_run, open_run
-from lmforge.config.runs import RunFolder, all_runs, dump_yaml, find_auto, find_run, fingerprint, write_aside
+from lmforge.config.runs import RunFolder, all_runs, dump_yaml, find_auto, find_run, fingerprint
 
 HOLD = r"""
 import os, sys, time

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lmforge.config import helptext
 from lmforge.config.alone import ALONE, plan_alone
+from lmforge.config.aside import write_aside
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
@@ -24,7 +25,7 @@ from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.plain import Plain, to_config
 from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
-from lmforge.config.runs import RunFolder, dump_yaml, write_aside
+from lmforge.config.runs import RunFolder, dump_yaml
 from lmforge.sweep import start as sweep
 
 OF_RANKS = ("train", "evaluate")  # front doors that an outer launcher may start several times

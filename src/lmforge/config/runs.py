@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
 from lmforge.config.exports import is_export
 from lmforge.config.keys import find_key
@@ -202,16 +203,6 @@ def stored_problems(plain: Plain) -> list[str]:
     """Why these plain containers, which may be a stranger's, are no run's config. Gives values their own types."""
     problems = [f"lacks its part {part}" for part in PARTS if part not in plain]
     return [*problems, *check_targets(plain), *check_schema(plain).values()]
-
-
-def write_aside(file: Path, text: str) -> None:
-    """Writes beside the file, then renames: readers see the old text or the new, never half."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with aside.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    aside.rename(file)
 
 
 def new_folder(parent: Path) -> Path:

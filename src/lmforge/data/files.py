@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import write_aside
 
 FORMATS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet")
 PACKED = (".gz", ".zst")

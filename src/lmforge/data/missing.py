@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import CONFIG_VARIABLE, RANK_VARIABLES, RUN_VARIABLE, Launch
-from lmforge.config.runs import dump_yaml, write_aside
+from lmforge.config.runs import dump_yaml
 from lmforge.data.command import PROBLEMS_VARIABLE
 from lmforge.data.corpora import prepares, shards_of
 from lmforge.data.prepare import NotPrepared

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from lmforge.config.aside import sync
 from lmforge.config.errors import UsageError
 from lmforge.data.shard_checks import (
     MANIFEST,
@@ -130,10 +130,10 @@ def _aside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     for path in (*aside.iterdir(), aside):
-        _sync(path)
+        sync(path)
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -157,14 +157,6 @@ def _describe(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
     names = {"sha256": tokenizer.fingerprint, "normalizer": tokenizer.normalizer}
     start = "eos" if tokenizer.bos is None else "bos"
     return names | {"bos": tokenizer.bos, "eos": tokenizer.eos, "end_of_text": f"{start} text eos"}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import write_aside
 from lmforge.data.documents import Document
 
 PART = 4 << 20  # bytes of text after which a part ends

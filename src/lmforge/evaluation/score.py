@@ -10,8 +10,9 @@ import lightning.pytorch as pl
 from omegaconf import DictConfig
 from rich.console import Console
 
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import NonFinite
-from lmforge.config.runs import RunFolder, write_aside
+from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
 from lmforge.evaluation import picture, tables
 from lmforge.parallel.precision import ForwardPrecision

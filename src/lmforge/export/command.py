@@ -12,11 +12,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from lmforge.config.aside import sync
 from lmforge.config.errors import UsageError
 from lmforge.config.runs import RunFolder
 from lmforge.export.source import Source, dtype_name
 from lmforge.training.assemble import warn
-from lmforge.training.checkpoint import sync
 from lmforge.training.progress import human
 from lmforge.training.resume import find_checkpoint, keep_rule, tokenizer_of
 

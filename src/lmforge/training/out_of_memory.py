@@ -16,11 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from lmforge.config.aside import write_aside
 from lmforge.config.batch import batch_plan
 from lmforge.config.errors import Exit, ExitError, OutOfMemory, RankLost, exit_code_of, is_out_of_memory
 from lmforge.config.remedies import remedies
 from lmforge.config.run_list import size
-from lmforge.config.runs import RunFolder, write_aside
+from lmforge.config.runs import RunFolder
 from lmforge.parallel.watch import GRACE, Death, Watch, oom_kills
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import list_checkpoints

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lmforge.config.aside import sync
 from lmforge.config.errors import Exit, OutOfMemory, UsageError, exit_code_of, is_out_of_memory
 from lmforge.parallel.control import Control
 from lmforge.training.checkpoint import (
@@ -23,7 +24,6 @@ from lmforge.training.checkpoint import (
     Piece,
     list_checkpoints,
     local_piece,
-    sync,
     write_json,
     write_pieces,
     write_position,
