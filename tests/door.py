@@ -78,7 +78,9 @@ class Compose:
         """A run folder as train.py would leave it at its start, unlocked."""
         plan = self.plan(*typed)
         continue_run(plan)
-        return open_run(plan, typed, ["train.py", *typed], lock=False)
+        run = open_run(plan, typed, ["train.py", *typed])
+        run.unlock()
+        return run
 
 
 @pytest.fixture

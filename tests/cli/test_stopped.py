@@ -6,7 +6,7 @@ import signal
 import pytest
 from changes import SLOW_STEPS
 
-from lmforge.training.checkpoint import list_checkpoints
+from lmforge.config.runs import list_checkpoints
 from lmforge.training.rows import read_rows
 
 

@@ -205,12 +205,12 @@ def test_the_word_at_the_end_names_what_goes_on(compose):
 def test_a_start_elsewhere_is_recorded_and_said(compose, monkeypatch):
     run = compose.run()
     plan = compose.plan(f"resume={run.path}")
-    open_run(plan, [], ["train.py"], lock=False)
+    open_run(plan, [], ["train.py"]).unlock()
     assert not [note for note in plan.notes if note.startswith("since the run began")]
     monkeypatch.setattr(provenance, "cpu_model", lambda: "Another CPU")
     monkeypatch.setattr(provenance, "_git", lambda folder, *words: "f" * 40)
     plan = compose.plan(f"resume={run.path}")
-    open_run(plan, [], ["train.py"], lock=False)
+    open_run(plan, [], ["train.py"]).unlock()
     (line,) = [note for note in plan.notes if note.startswith("since the run began")]
     assert "-> Another CPU" in line
     facts = json.loads((run.path / "provenance.json").read_text())

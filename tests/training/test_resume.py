@@ -11,10 +11,11 @@ import torch
 
 from fits import After, fit, killed
 from lmforge.config.errors import UsageError
+from lmforge.config.runs import list_checkpoints
 from lmforge.parallel.control import Control
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import resume
-from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, list_checkpoints, write_pieces
+from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, write_pieces
 from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.metrics import TokenMetrics
 from lmforge.training.rows import read_rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +25,11 @@ def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten(value, f"{dotted}.")
         elif not isinstance(value, dict):
             yield dotted, value
+
+
+def hash_of(facts: Any) -> str:
+    """sha256 of plain containers; the same facts in another order are others, lists and dicts alike."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def get(node: Any, dotted: str, default: Any = None) -> Any:

@@ -141,15 +141,13 @@ def _finished(run: RunFolder, plain: Plain) -> str:
     return f"{run.path} is finished; {larger} goes on"
 
 
-def open_run(plan: Plan, words: Sequence[str], argv: Sequence[str], lock: bool = True) -> RunFolder:
+def open_run(plan: Plan, words: Sequence[str], argv: Sequence[str]) -> RunFolder:
     """Makes the new run folder, or claims the one to continue and records this start in it."""
     if plan.run is None:
         run = RunFolder.create(plan.plain, words, argv)
-        if lock:
-            run.lock()
+        run.lock()
         return run
-    if lock:
-        plan.run.lock()
+    plan.run.lock()
     plan.run.write_start(words, argv, plan.changed)
     if differs := plan.run.write_resumed():
         plan.notes.append(f"since the run began: {', '.join(differs)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -11,6 +10,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ import yaml
 from omegaconf import DictConfig
 
 from lmforge.config.aside import write_aside
-from lmforge.config.errors import UsageError
+from lmforge.config.errors import Exit, UsageError
 from lmforge.config.exports import is_export
 from lmforge.config.keys import find_key
 from lmforge.config.machine import AUTO_PRECISIONS
 from lmforge.config.nearest import did_you_mean, nearest
-from lmforge.config.plain import Plain, check_schema, flatten, get, to_config
+from lmforge.config.plain import Plain, check_schema, flatten, get, hash_of, to_config
 from lmforge.config.provenance import differences, provenance, read_facts
 from lmforge.config.targets import check_targets
 
@@ -86,6 +86,10 @@ class RunFolder:
     def summary_file(self) -> Path:
         return self.path / "summary.json"
 
+    @property
+    def exit_file(self) -> Path:
+        return self.path / "exit_code"
+
     @classmethod
     def create(
         cls, plain: Plain, words: Sequence[str] = (), argv: Sequence[str] = (), path: Path | None = None
@@ -141,6 +145,18 @@ class RunFolder:
 
     def load(self) -> DictConfig:
         return to_config(self.load_plain())
+
+    def note_end(self, code: Exit) -> None:
+        """How the run ended, for `lmforge runs` and for wrappers around launchers that hide the code."""
+        with suppress(OSError):  # a full disk may be what it ends with
+            write_aside(self.exit_file, f"{int(code)}\n")
+
+    def noted_end(self) -> int | None:
+        """The code it ended with; None for a run that is at work, was killed, or has another's note."""
+        try:
+            return int(self.exit_file.read_text(encoding="utf-8")[:10])
+        except (OSError, ValueError):
+            return None
 
     def summary(self) -> dict[str, Any]:
         """The closing summary, empty while there is none."""
@@ -205,6 +221,12 @@ def stored_problems(plain: Plain) -> list[str]:
     return [*problems, *check_targets(plain), *check_schema(plain).values()]
 
 
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Visible checkpoint folders by rising step; whether they are whole is seen when they are opened."""
+    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[5:]))
+
+
 def new_folder(parent: Path) -> Path:
     """`<parent>/<UTC time>-<random>`, made by this call alone."""
     while True:
@@ -254,7 +276,7 @@ def fingerprint(plain: Plain, any_precision: bool = False) -> str:
     fixed = {key: value for key, value in flatten(plain) if _makes_the_run(key)}
     if any_precision:
         fixed = {key: value for key, value in fixed.items() if not key.startswith("precision.")}
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
+    return hash_of(dict(sorted(fixed.items())))[:16]
 
 
 def _makes_the_run(key: str) -> bool:

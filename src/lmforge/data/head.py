@@ -4,7 +4,6 @@ any other shards, with a train split that is empty: its documents are never stor
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import hash_of
 from lmforge.data import store
 from lmforge.data.build import SAMPLE
 from lmforge.data.documents import Document, Report
@@ -37,7 +37,7 @@ def head_shards(data: Mapping[str, Any], *, cache: Path, make: bool = True, **ho
     root = Path(cache) / "tokens"
     content = [files_digest(local_files(data["name"]), root), identity(data), data["val_split"], data["val_documents"]]
     tokens = [SPLIT_PATTERN, SAMPLE, data["vocab_size"]] if given is None else given.fingerprint
-    key = hashlib.sha256(json.dumps([VERSION, RECIPE, content, tokens]).encode()).hexdigest()[:16]
+    key = hash_of([VERSION, RECIPE, content, tokens])[:16]
     folder = root / f"head-{key}"
     if store.is_whole(folder):
         return folder
@@ -46,17 +46,13 @@ def head_shards(data: Mapping[str, Any], *, cache: Path, make: bool = True, **ho
     with store.locked(root, folder.name):
         if not store.is_whole(folder):
             log.info("preparing data=hub: the documents to score%s (once)", "" if given else " and a tokenizer")
-            _make(data, given, folder, _digest(content))
+            _make(data, given, folder, hash_of(content))
     return folder
 
 
 def text_hash(text: str) -> str:
     """Names a text among those that are held out."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:32]
-
-
-def _digest(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _make(data: Mapping[str, Any], tokenizer: Tokenizer | None, folder: Path, content: str) -> None:
@@ -78,7 +74,7 @@ def _make(data: Mapping[str, Any], tokenizer: Tokenizer | None, folder: Path, co
         {"train": [], "val": map(tokenizer.document, tokenizer.encode_many(texts))},
         tokenizer.size,
         tokenizer,
-        {"source": "hub", "source_sha256": content, "split_sha256": _digest(sorted(held_out))},
+        {"source": "hub", "source_sha256": content, "split_sha256": hash_of(sorted(held_out))},
         {"val": {"bytes": sum(len(text.encode("utf-8")) for text in texts)}},
         names={"val": [document.name for document in scored]},
         beside={HELD_OUT: sorted(held_out)},

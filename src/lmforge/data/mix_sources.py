@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 from lmforge.config.errors import UsageError
 from lmforge.config.mixture import cycle_counts, switched_on
+from lmforge.config.plain import hash_of
 from lmforge.data import store
 from lmforge.data.build import SAMPLE
 from lmforge.data.hub_source import hub_source
@@ -101,7 +100,7 @@ def _learnt(texts: Mapping[str, Entry], counts: Mapping[str, int], vocab_size: i
     options = {"vocab_size": MIN_SIZE, "tokenizer": None, "cache": cache, **how}
     bytes_of = {name: _prepared(name, entry, **options) for name, entry in texts.items()}
     keys = {name: [folder.name, counts[name]] for name, folder in bytes_of.items()}
-    key = hashlib.sha256(json.dumps([SAMPLE, vocab_size, keys]).encode()).hexdigest()[:16]
+    key = hash_of([SAMPLE, vocab_size, keys])[:16]
     folder = cache / "tokens" / f"tokenizer-{key}"
     if not store.is_whole(folder):
         if not how.get("make", True):

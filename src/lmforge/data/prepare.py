@@ -9,7 +9,6 @@ next call for the same.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import shutil
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from lmforge.config.errors import ExitError, UsageError
+from lmforge.config.plain import hash_of
 from lmforge.data import store
 from lmforge.data.build import NEAR_COPY, SALT, SAMPLE, build
 from lmforge.data.files import SourceFile, files_digest, stamps
@@ -96,7 +96,7 @@ def _files_digest(files: tuple[SourceFile, ...], now: object, root: Path) -> str
 def _key(source: Source, digest: str, vocab_size: int, tokenizer: Tokenizer | None) -> str:
     how = [SPLIT_PATTERN, SAMPLE, vocab_size] if tokenizer is None else tokenizer.fingerprint
     decides = [VERSION, RECIPE, SALT, NEAR_COPY, source.kind, digest, how]
-    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+    return hash_of(decides)[:16]
 
 
 def _make(

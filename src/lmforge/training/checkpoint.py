@@ -275,9 +275,3 @@ class PieceReader:
                 self.read_into(name, tensor.to_local(), tuple(offset))
         else:
             self.read_into(name, tensor.detach(), (0,) * tensor.dim())
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Visible checkpoint folders by rising step; whether they are whole is seen when they are opened."""
-    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[5:]))

@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 
 from lmforge.config.aside import sync
 from lmforge.config.errors import Exit, OutOfMemory, UsageError, exit_code_of, is_out_of_memory
+from lmforge.config.runs import list_checkpoints
 from lmforge.parallel.control import Control
 from lmforge.training.checkpoint import (
     FORMAT,
     KINDS,
     Checkpoint,
     Piece,
-    list_checkpoints,
     local_piece,
     write_json,
     write_pieces,
