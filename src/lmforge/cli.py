@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lmforge.config.entry import Job, run_front_door
 from lmforge.config.errors import Exit
 from lmforge.config.nearest import did_you_mean, nearest
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
+from lmforge.start.entry import Job, run_front_door
 
 SUMMARIES = {
     "prepare": "turn text into token shards: lmforge prepare data=text data.path=corpus/",
@@ -63,7 +63,7 @@ def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
 
 
 def _runs(config: DictConfig) -> None:
-    from lmforge.config.run_table import runs_job
+    from lmforge.runs.table import runs_job
 
     runs_job(config)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmforge.config.runs import list_checkpoints
+from lmforge.runs.folder import list_checkpoints
 from lmforge.training.checkpoint import Checkpoint
 
 

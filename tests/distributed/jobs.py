@@ -15,19 +15,19 @@ from torch.distributed.tensor import DTensor
 
 import tiny
 from lmforge.config.errors import ExitError
-from lmforge.config.runs import list_checkpoints
 from lmforge.data import module
 from lmforge.data.packing import PackedRows
 from lmforge.data.windows import Window, Windows
 from lmforge.parallel.control import Agreed, Control
 from lmforge.parallel.plan import Parallel, Plan
+from lmforge.runs.folder import list_checkpoints
+from lmforge.runs.rows import read_rows
 from lmforge.tasks.causal_lm import CausalLM
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import resume, saving
 from lmforge.training.checkpoint import Checkpoint
 from lmforge.training.logbook import Logbook
 from lmforge.training.metrics import Counts
-from lmforge.training.rows import read_rows
 from ranks import run_ranks
 
 Facts = dict[str, Any]

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 from fits import Fit, fit, score
 from lmforge.config.errors import NonFinite, UsageError
-from lmforge.config.runs import RunFolder, list_checkpoints
 from lmforge.data.shards import TokenShards, write_shards
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.models.gpt import GPT
+from lmforge.runs.folder import RunFolder, list_checkpoints
 from lmforge.training.checkpoint import Checkpoint, write_json
 from lmforge.training.resume import tokenizer_of
 from lmforge.training.samples import Samples

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from fits import export, fit, score
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import list_checkpoints
 from lmforge.data.packing import IGNORED, PackedRows
 from lmforge.data.shards import TokenShards
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.export import load
 from lmforge.models.gpt import GPT
+from lmforge.runs.folder import list_checkpoints
 from lmforge.training.checkpoint import Checkpoint, PieceReader, digest, write_json
 from ranks import run_ranks
 from tiny import compose, new_run, train

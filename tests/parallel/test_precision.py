@@ -10,9 +10,9 @@ from torch import nn
 
 from builders import random_ids, tiny_gpt
 from fits import fit, score
-from lmforge.config.runs import list_checkpoints
 from lmforge.models import gpt
 from lmforge.parallel.precision import ForwardPrecision
+from lmforge.runs.folder import list_checkpoints
 from lmforge.training.checkpoint import Checkpoint
 from tiny import metrics
 

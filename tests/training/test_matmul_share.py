@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from builders import random_ids, tiny_gpt
 from fits import Fit, fit
-from lmforge.config.runs import list_checkpoints
 from lmforge.parallel.mixed import mix
+from lmforge.runs.folder import list_checkpoints
 from lmforge.training.checkpoint import Checkpoint
 from lmforge.training.matmul_share import MatmulFlops, MatmulShare
 

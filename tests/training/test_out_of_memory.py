@@ -10,8 +10,8 @@ import torch
 
 from fits import fit
 from lmforge.config.errors import OutOfMemory
-from lmforge.config.runs import list_checkpoints
 from lmforge.parallel.plan import Plan
+from lmforge.runs.folder import list_checkpoints
 from lmforge.tasks.causal_lm import CausalLM
 from lmforge.training import saving
 

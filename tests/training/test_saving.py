@@ -12,8 +12,8 @@ import torch
 
 from builders import tiny_gpt
 from fits import After, fit, killed, score
-from lmforge.config.runs import RunFolder, list_checkpoints
 from lmforge.parallel.control import Control
+from lmforge.runs.folder import RunFolder, list_checkpoints
 from lmforge.training import saving
 from lmforge.training.checkpoint import Checkpoint, Piece
 from lmforge.training.checkpointing import CheckpointCallback

@@ -1,4 +1,4 @@
-"""A config as plain containers: dotted keys, the way to and from OmegaConf, and the check against the key table."""
+"""A config as plain containers: dotted keys, YAML text, OmegaConf and back, the check against the key table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from lmforge.config.keys import find_key
@@ -15,6 +16,24 @@ from lmforge.config.nearest import did_you_mean, nearest_key
 from lmforge.config.schema import allowed, coerce
 
 Plain = dict[str, Any]
+
+
+class PlainLoader(yaml.SafeLoader):
+    """No aliases: a few lines of them can stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed in a stored config")
+        return super().compose_node(parent, index)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def dump_yaml(value: Any) -> str:
+    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=10**6)
 
 
 def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

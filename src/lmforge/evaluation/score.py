@@ -11,10 +11,10 @@ from rich.console import Console
 from lmforge.config.aside import write_aside
 from lmforge.config.errors import NonFinite
 from lmforge.config.plain import hash_of
-from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
 from lmforge.evaluation import picture, tables
 from lmforge.parallel.precision import ForwardPrecision
+from lmforge.runs.folder import RunFolder
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import Checkpoint, write_json
 from lmforge.training.exported import Exported

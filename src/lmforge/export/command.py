@@ -14,8 +14,8 @@ from rich.table import Table
 
 from lmforge.config.aside import sync
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import RunFolder
 from lmforge.export.source import Source, dtype_name
+from lmforge.runs.folder import RunFolder
 from lmforge.training.assemble import warn
 from lmforge.training.progress import human
 from lmforge.training.resume import find_checkpoint, keep_rule, tokenizer_of

@@ -12,10 +12,10 @@ import yaml
 
 from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
-from lmforge.config.plain import Plain
-from lmforge.config.runs import SWEEP_FILE, PlainLoader, RunFolder, dump_yaml, new_folder
+from lmforge.config.plain import Plain, PlainLoader, dump_yaml
+from lmforge.runs.folder import SWEEP_FILE, RunFolder, new_folder
+from lmforge.runs.rows import write_rows
 from lmforge.sweep.job import Job
-from lmforge.training.rows import write_rows
 
 FROZEN_FILE = "frozen.json"
 

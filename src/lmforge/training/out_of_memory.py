@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from lmforge.config.batch import batch_plan
 from lmforge.config.errors import Exit, ExitError, OutOfMemory, RankLost, exit_code_of, is_out_of_memory
 from lmforge.config.remedies import remedies
-from lmforge.config.run_list import size
-from lmforge.config.runs import RunFolder, list_checkpoints
 from lmforge.parallel.watch import GRACE, Death, Watch, oom_kills
+from lmforge.runs.facts import size
+from lmforge.runs.folder import RunFolder, list_checkpoints
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.resources import peak_memory_bytes

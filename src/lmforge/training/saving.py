@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from lmforge.config.aside import sync
 from lmforge.config.errors import Exit, OutOfMemory, UsageError, exit_code_of, is_out_of_memory
-from lmforge.config.runs import list_checkpoints
 from lmforge.parallel.control import Control
+from lmforge.runs.folder import list_checkpoints
 from lmforge.training.checkpoint import (
     FORMAT,
     KINDS,

@@ -14,17 +14,17 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config import helptext
-from lmforge.config.alone import ALONE, plan_alone
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
 from lmforge.config.launch import CONFIG_VARIABLE, RUN_VARIABLE, Launch, end_with_parent, read_launch
 from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
-from lmforge.config.plain import Plain, to_config
-from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
-from lmforge.config.runs import RunFolder, dump_yaml
+from lmforge.config.plain import Plain, dump_yaml, to_config
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.plan import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
+from lmforge.start import helptext
+from lmforge.start.alone import ALONE, plan_alone
 from lmforge.sweep import start as sweep
 
 OF_RANKS = ("train", "evaluate")  # front doors that an outer launcher may start several times

@@ -17,7 +17,8 @@ import yaml
 
 from lmforge.config.errors import Exit
 from lmforge.config.plain import get
-from lmforge.config.runs import RunFolder, all_runs, list_checkpoints
+from lmforge.runs.find import all_runs
+from lmforge.runs.folder import RunFolder, list_checkpoints
 
 HEADLINE = ("val/bits_per_byte", "val/loss")  # the first one that was measured
 TAIL = 1 << 16  # bytes of a log in which its last row stands

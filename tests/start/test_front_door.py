@@ -144,7 +144,7 @@ def test_finished_run_ends_with_a_word(door, compose):
 
 INTERRUPT = """
 import sys
-from lmforge.config.entry import run_front_door
+from lmforge.start.entry import run_front_door
 
 def job(cfg, run):
     try:

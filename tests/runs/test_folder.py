@@ -9,15 +9,17 @@ import sys
 import pytest
 import yaml
 
-from lmforge.config import provenance
 from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
-from lmforge.config.prepare import continue_run, open_run
-from lmforge.config.runs import RunFolder, all_runs, dump_yaml, find_auto, find_run, fingerprint
+from lmforge.config.plain import dump_yaml
+from lmforge.runs import provenance
+from lmforge.runs.find import all_runs, find_auto, find_run, fingerprint
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.plan import continue_run, open_run
 
 HOLD = r"""
 import os, sys, time
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
 run = RunFolder(sys.argv[1])
 run.lock()
 ready, done = os.pipe()
