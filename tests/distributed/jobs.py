@@ -23,11 +23,11 @@ from lmforge.parallel.plan import Parallel, Plan
 from lmforge.runs.folder import list_checkpoints
 from lmforge.runs.rows import read_rows
 from lmforge.tasks.causal_lm import CausalLM
+from lmforge.tasks.metrics import Counts
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import resume, saving
 from lmforge.training.checkpoint import Checkpoint
 from lmforge.training.logbook import Logbook
-from lmforge.training.metrics import Counts
 from ranks import run_ranks
 
 Facts = dict[str, Any]

@@ -16,12 +16,12 @@ from lmforge.data.module import TokenWindows
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.runs.exports import is_export
 from lmforge.runs.folder import RunFolder, list_checkpoints
+from lmforge.tasks.metrics import TokenMetrics
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.assemble import warn
 from lmforge.training.checkpoint import Checkpoint, PieceReader
 from lmforge.training.checkpointing import CheckpointCallback, named_callbacks
 from lmforge.training.exported import Exported
-from lmforge.training.metrics import TokenMetrics
 from lmforge.training.preemption import Preemption
 from lmforge.training.saving import Keep, measurable, whole_checkpoints
 from lmforge.training.weights import load_weights, some
