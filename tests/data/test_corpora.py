@@ -2,7 +2,7 @@ import pytest
 
 from lmforge.config.errors import UsageError
 from lmforge.data.corpora import prepares, shards_of
-from lmforge.data.prepare import NotPrepared
+from lmforge.data.store import NotPrepared
 from texts import NODE
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -14,6 +17,22 @@ def write_aside(file: Path, text: str) -> None:
         out.flush()
         os.fsync(out.fileno())
     aside.rename(file)
+
+
+@contextmanager
+def folder_aside(folder: Path, aside: Path) -> Iterator[Path]:
+    """An empty folder `aside` that takes the name `folder`, which must be free by then, once all in it is on the disk;
+    removed when that fails."""
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        yield aside
+        for path in (*aside.iterdir(), aside):
+            sync(path)
+        aside.rename(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -125,8 +126,6 @@ def files_digest(files: Sequence[SourceFile], index: Path | None = None) -> str:
 
 
 def _is_settled(path: Path, changed: int) -> bool:
-    import time
-
     return time.time_ns() - changed > _SETTLED and path.stat().st_mtime_ns == changed
 
 

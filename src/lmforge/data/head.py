@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lmforge.data.build import SAMPLE
 from lmforge.data.documents import Document, Report
 from lmforge.data.files import files_digest
 from lmforge.data.hub_source import documents, identity, local_files, open_rows
-from lmforge.data.prepare import NotPrepared, given_tokenizer
+from lmforge.data.prepare import given_tokenizer
 from lmforge.data.shards import VERSION, write_shards
 from lmforge.data.tokenizer import SPLIT_PATTERN, Tokenizer
 
@@ -39,15 +40,7 @@ def head_shards(data: Mapping[str, Any], *, cache: Path, make: bool = True, **ho
     tokens = [SPLIT_PATTERN, SAMPLE, data["vocab_size"]] if given is None else given.fingerprint
     key = hash_of([VERSION, RECIPE, content, tokens])[:16]
     folder = root / f"head-{key}"
-    if store.is_whole(folder):
-        return folder
-    if not make:
-        raise NotPrepared(folder)
-    with store.locked(root, folder.name):
-        if not store.is_whole(folder):
-            log.info("preparing data=hub: the documents to score%s (once)", "" if given else " and a tokenizer")
-            _make(data, given, folder, hash_of(content))
-    return folder
+    return store.cached(folder, partial(_make, data, given, folder, hash_of(content)), make)
 
 
 def text_hash(text: str) -> str:
@@ -56,6 +49,7 @@ def text_hash(text: str) -> str:
 
 
 def _make(data: Mapping[str, Any], tokenizer: Tokenizer | None, folder: Path, content: str) -> None:
+    log.info("preparing data=hub: the documents to score%s (once)", "" if tokenizer else " and a tokenizer")
     train, count = _read(data, data["split"]), data["val_documents"]
     scored = list(islice(train if data["val_split"] is None else _read(data, data["val_split"]), count))
     held_out = {text_hash(document.text) for document in scored}

@@ -22,9 +22,8 @@ from lmforge.config.launch import CONFIG_VARIABLE, RANK_VARIABLES, RUN_VARIABLE,
 from lmforge.config.plain import dump_yaml
 from lmforge.data.command import PROBLEMS_VARIABLE
 from lmforge.data.corpora import prepares, shards_of
-from lmforge.data.prepare import NotPrepared
 from lmforge.data.shard_checks import MANIFEST
-from lmforge.data.store import FAILED
+from lmforge.data.store import FAILED, NotPrepared
 
 _POLL_SECONDS = 0.2
 
