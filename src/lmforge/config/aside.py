@@ -7,13 +7,21 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_aside(file: Path, text: str) -> None:
-    """Writes beside the file, then renames: readers see the old text or the new, never half."""
+    with opened_aside(file) as out:
+        out.write(text.encode("utf-8"))
+
+
+@contextmanager
+def opened_aside(file: Path) -> Iterator[BinaryIO]:
+    """Written beside the file, then renamed: readers see the old content or the new, never half, after a power cut
+    too."""
     aside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with aside.open("w", encoding="utf-8") as out:
-        out.write(text)
+    with aside.open("wb") as out:
+        yield out
         out.flush()
         os.fsync(out.fileno())
     aside.rename(file)
