@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lmforge.config.entry import run_front_door
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
+from lmforge.start.entry import run_front_door
 
 
 def train(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:

@@ -16,9 +16,9 @@ from lmforge.config.compose import Composer, config_folder
 from lmforge.config.launch import Launch
 from lmforge.config.parse import Tree, read_words
 from lmforge.config.plain import to_config
-from lmforge.config.prepare import plan_train
-from lmforge.config.runs import RunFolder
 from lmforge.data.windows import Window
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.plan import plan_train
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import assemble
 from lmforge.training.logbook import Logbook

@@ -24,7 +24,7 @@ def lmforge() -> None:
     """`python train.py WORDS` as typed, until its first update is done."""
     from train import train
 
-    from lmforge.config.entry import run_front_door
+    from lmforge.start.entry import run_front_door
 
     def job(cfg, run):  # type: ignore[no-untyped-def]
         from lmforge.tasks.update import UpdateTask

@@ -14,8 +14,8 @@ import pytest
 from lmforge.config.compose import Composer
 from lmforge.config.launch import RANK_VARIABLES, Launch
 from lmforge.config.parse import Tree, Word, read_words
-from lmforge.config.prepare import Plan, continue_run, open_run, plan_train
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.plan import Plan, continue_run, open_run, plan_train
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DOOR = """
@@ -23,7 +23,7 @@ import json, os, sys
 from pathlib import Path
 from lmforge.config import errors
 from lmforge.config.plain import to_plain
-from lmforge.config.entry import run_front_door
+from lmforge.start.entry import run_front_door
 
 def job(cfg, run):
     heavy = [name for name in ("torch", "lightning", "numpy") if name in sys.modules]
@@ -78,7 +78,9 @@ class Compose:
         """A run folder as train.py would leave it at its start, unlocked."""
         plan = self.plan(*typed)
         continue_run(plan)
-        return open_run(plan, typed, ["train.py", *typed], lock=False)
+        run = open_run(plan, typed, ["train.py", *typed])
+        run.unlock()
+        return run
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import lightning.pytorch as pl
 
 from lmforge.config.plain import to_config
-from lmforge.config.runs import RunFolder
 from lmforge.export import command
+from lmforge.runs.folder import RunFolder
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import assemble
 from tiny import compose, compose_on, evaluate, new_run, train

@@ -27,7 +27,7 @@ SMOKE = (
     "tests/deploy",
     "tests/docs",
     "tests/config/test_targets.py",
-    "tests/config/test_front_door.py::test_questions_are_cheap_and_leave_nothing",
+    "tests/start/test_front_door.py::test_questions_are_cheap_and_leave_nothing",
     "tests/config/test_launch.py",
     "tests/cli/test_train_evaluate.py::test_fsdp_in_bf16[2]",
     "tests/cli/test_train_evaluate.py::test_generate",

@@ -10,8 +10,8 @@ from lmforge.config.compose import Composer, config_folder
 from lmforge.config.launch import Launch
 from lmforge.config.parse import Tree, read_words
 from lmforge.config.plain import to_config
-from lmforge.config.prepare import plan_from_run, plan_train
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.plan import plan_from_run, plan_train
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = """

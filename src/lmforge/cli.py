@@ -8,39 +8,27 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lmforge.config.entry import Job, run_front_door
 from lmforge.config.errors import Exit
 from lmforge.config.nearest import did_you_mean, nearest
-from lmforge.config.runs import RunFolder
-
-SUMMARIES = {
-    "prepare": "turn text into token shards: lmforge prepare data=text data.path=corpus/",
-    "generate": "continue a text with a trained run: lmforge generate run=latest 'prompt=def f(a, b):'",
-    "runs": "all runs with state, metric and disk use; deletes: lmforge runs delete=NAME/ID yes=true",
-    "export": "write a run's weights, config and tokenizer into a folder: lmforge export run=latest dtype=bfloat16",
-}
+from lmforge.runs.folder import RunFolder
+from lmforge.start.entry import Job, run_front_door
+from lmforge.start.helptext import HELP
 
 
 def main() -> None:
-    jobs: dict[str, Job] = {
-        "prepare": _prepare,
-        "generate": _generate,
-        "runs": _runs,
-        "export": _export,
-    }
     job, *words = sys.argv[1:] or ["--help"]
     if job in ("-h", "--help"):
         print(help_text())
         sys.exit(int(Exit.DONE))
-    if job not in jobs:
-        hint = did_you_mean(nearest(job, jobs))
-        print(f"lmforge {job}: no such job{hint}; jobs: {', '.join(jobs)}", file=sys.stderr)
+    if job not in JOBS:
+        hint = did_you_mean(nearest(job, JOBS))
+        print(f"lmforge {job}: no such job{hint}; jobs: {', '.join(JOBS)}", file=sys.stderr)
         sys.exit(int(Exit.WRONG_INPUT))
-    run_front_door(job, jobs[job], [sys.argv[0], *words])
+    run_front_door(job, JOBS[job], [sys.argv[0], *words])
 
 
 def help_text() -> str:
-    listed = "\n".join(f"  {job:<9}  {summary}" for job, summary in SUMMARIES.items())
+    listed = "\n".join(f"  {job:<9}  {HELP[job].about}" for job in JOBS)
     return f"""\
 Usage: lmforge JOB [key=value ...]
 
@@ -63,7 +51,7 @@ def _generate(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
 
 
 def _runs(config: DictConfig) -> None:
-    from lmforge.config.run_table import runs_job
+    from lmforge.runs.table import runs_job
 
     runs_job(config)
 
@@ -73,6 +61,8 @@ def _export(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
 
     return export(config, run)
 
+
+JOBS: dict[str, Job] = {"prepare": _prepare, "generate": _generate, "runs": _runs, "export": _export}
 
 if __name__ == "__main__":
     main()

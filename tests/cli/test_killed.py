@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from changes import SLOW_STEPS, SLOW_WRITES
 
-from lmforge.training.checkpoint import Checkpoint, list_checkpoints
-from lmforge.training.rows import read_rows
+from lmforge.runs.folder import list_checkpoints
+from lmforge.runs.rows import read_rows
+from lmforge.training.checkpoint import Checkpoint
 
 WORDS = ("model.dropout=0.1", "optimizer=muon")
 

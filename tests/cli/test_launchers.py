@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from commands import ROOT, Outcome
-from lmforge.training.rows import read_rows
+from lmforge.runs.rows import read_rows
 
 
 def execute(words: list[str], folder: Path, environment: dict[str, str], seconds: float = 120.0) -> Outcome:

@@ -8,7 +8,7 @@ import signal
 import pytest
 from changes import SLOW_STEPS
 
-from lmforge.training.checkpoint import list_checkpoints
+from lmforge.runs.folder import list_checkpoints
 from lmforge.training.csvlog import read_rows
 
 WORDS = ["model.vocab_size=16384", "model.d_model=16", "batch.sequences=128", "precision=32-true", "schedule=constant"]

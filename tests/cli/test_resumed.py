@@ -2,7 +2,7 @@
 
 from changes import SLOW_STEPS
 
-from lmforge.training.rows import read_rows
+from lmforge.runs.rows import read_rows
 from lmforge.training.schedules import Linear
 
 

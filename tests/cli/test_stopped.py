@@ -6,8 +6,8 @@ import signal
 import pytest
 from changes import SLOW_STEPS
 
-from lmforge.training.checkpoint import list_checkpoints
-from lmforge.training.rows import read_rows
+from lmforge.runs.folder import list_checkpoints
+from lmforge.runs.rows import read_rows
 
 
 def logged(program) -> int:

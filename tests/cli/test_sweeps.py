@@ -15,13 +15,13 @@ import yaml
 from test_killed import WORDS, digits
 
 from commands import ROOT
-from lmforge.training.rows import read_rows
+from lmforge.runs.rows import read_rows
 
 # train.py, with a word from every rank.
 SCRIPT = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-from lmforge.config.entry import run_front_door
+from lmforge.start.entry import run_front_door
 
 def job(cfg, run):
     import importlib

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmforge.training.checkpoint import Checkpoint, list_checkpoints
+from lmforge.runs.folder import list_checkpoints
+from lmforge.training.checkpoint import Checkpoint
 
 
 def evaluation(folder: Path) -> dict:

@@ -5,8 +5,7 @@ import yaml
 
 from lmforge.config.compose import Composer
 from lmforge.config.parse import Tree, read_words
-from lmforge.config.plain import flatten, get, to_config, to_plain
-from lmforge.config.runs import dump_yaml
+from lmforge.config.plain import dump_yaml, flatten, get, to_config, to_plain
 
 
 def test_typed_beats_debug_beats_experiment_beats_groups(compose):

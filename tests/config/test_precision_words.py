@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import dump_yaml
+from lmforge.config.plain import dump_yaml
 
 
 @pytest.mark.parametrize(

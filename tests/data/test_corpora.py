@@ -2,7 +2,7 @@ import pytest
 
 from lmforge.config.errors import UsageError
 from lmforge.data.corpora import prepares, shards_of
-from lmforge.data.prepare import NotPrepared
+from lmforge.data.store import NotPrepared
 from texts import NODE
 
 
@@ -23,5 +23,5 @@ def test_nodes_of_earlier_runs_lack_the_newer_keys(corpus, cache):
 def test_what_lies_ready_is_not_prepared(cache):
     node = {"_target_": "lmforge.data.module.TokenData", "path": "x"}
     assert not prepares(node)
-    with pytest.raises(UsageError, match="TokenData holds nothing to prepare; choose data=text or data=stdlib"):
+    with pytest.raises(UsageError, match="TokenData holds nothing to prepare; choose data=text, data=stdlib, data=hub"):
         shards_of(node, cache=cache)

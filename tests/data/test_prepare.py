@@ -11,7 +11,7 @@ import pytest
 
 from lmforge.config.errors import UsageError
 from lmforge.data import build
-from lmforge.data.prepare import NotPrepared
+from lmforge.data.store import NotPrepared
 from lmforge.data.tokenizer import Tokenizer
 from texts import files_in, jsonl, names_of, prepared, some_text
 

@@ -20,13 +20,14 @@ from lmforge.data.packing import PackedRows
 from lmforge.data.windows import Window, Windows
 from lmforge.parallel.control import Agreed, Control
 from lmforge.parallel.plan import Parallel, Plan
+from lmforge.runs.folder import list_checkpoints
+from lmforge.runs.rows import read_rows
 from lmforge.tasks.causal_lm import CausalLM
+from lmforge.tasks.metrics import Counts
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import resume, saving
-from lmforge.training.checkpoint import Checkpoint, list_checkpoints
+from lmforge.training.checkpoint import Checkpoint
 from lmforge.training.logbook import Logbook
-from lmforge.training.metrics import Counts
-from lmforge.training.rows import read_rows
 from ranks import run_ranks
 
 Facts = dict[str, Any]

@@ -9,7 +9,7 @@ import jobs
 import pytest
 from jobs import last_checkpoint, train_on
 
-from lmforge.training.checkpoint import list_checkpoints
+from lmforge.runs.folder import list_checkpoints
 from tiny import compose, metrics, new_run
 
 slow = partial(pytest.param, marks=pytest.mark.slow)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lmforge.evaluation.calibration import Reliability
-from lmforge.training.metrics import TokenScores
+from lmforge.tasks.metrics import TokenScores
 
 # confidence, right?, counts?
 BY_HAND = [(0.05, False, True), (0.10, True, True), (0.95, True, True), (0.91, False, True), (0.99, True, False)]

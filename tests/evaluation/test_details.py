@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from fits import fit, score
-from lmforge.config.runs import RunFolder
 from lmforge.data.shards import TokenShards, write_shards
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.evaluation import details, domains
 from lmforge.models.gpt import GPT
-from lmforge.training.checkpoint import Checkpoint, list_checkpoints
+from lmforge.runs.folder import RunFolder, list_checkpoints
+from lmforge.training.checkpoint import Checkpoint
 from ranks import run_ranks
 from tiny import compose_on, evaluate
 

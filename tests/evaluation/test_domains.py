@@ -11,7 +11,7 @@ from lmforge.config.errors import UsageError
 from lmforge.data.packing import IGNORED, PackedRows
 from lmforge.data.shards import TokenShards, write_shards
 from lmforge.evaluation.domains import DomainSums, document_names, domain_of, label_documents, totals
-from lmforge.training.metrics import TokenScores
+from lmforge.tasks.metrics import TokenScores
 
 LENGTHS = [5, 1, 0, 9, 2, 30, 3]
 

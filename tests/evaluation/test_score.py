@@ -15,11 +15,11 @@ import torch.nn.functional as F
 
 from fits import Fit, fit, score
 from lmforge.config.errors import NonFinite, UsageError
-from lmforge.config.runs import RunFolder
 from lmforge.data.shards import TokenShards, write_shards
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.models.gpt import GPT
-from lmforge.training.checkpoint import Checkpoint, list_checkpoints, write_json
+from lmforge.runs.folder import RunFolder, list_checkpoints
+from lmforge.training.checkpoint import Checkpoint, write_json
 from lmforge.training.resume import tokenizer_of
 from lmforge.training.samples import Samples
 from tiny import metrics

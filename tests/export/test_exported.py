@@ -20,7 +20,8 @@ from lmforge.data.shards import TokenShards
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.export import load
 from lmforge.models.gpt import GPT
-from lmforge.training.checkpoint import Checkpoint, PieceReader, digest, list_checkpoints, write_json
+from lmforge.runs.folder import list_checkpoints
+from lmforge.training.checkpoint import Checkpoint, PieceReader, digest, write_json
 from ranks import run_ranks
 from tiny import compose, new_run, train
 

@@ -12,7 +12,8 @@ from builders import random_ids, tiny_gpt
 from fits import fit, score
 from lmforge.models import gpt
 from lmforge.parallel.precision import ForwardPrecision
-from lmforge.training.checkpoint import Checkpoint, list_checkpoints
+from lmforge.runs.folder import list_checkpoints
+from lmforge.training.checkpoint import Checkpoint
 from tiny import metrics
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "precision"

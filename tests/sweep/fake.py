@@ -10,7 +10,7 @@ from pathlib import Path
 SCRIPT = """
 import json, os, signal, sys, time
 from lmforge.config.plain import to_plain
-from lmforge.config.entry import run_front_door
+from lmforge.start.entry import run_front_door
 from lmforge.config.errors import Terminated
 
 asked = []

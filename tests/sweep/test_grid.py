@@ -12,7 +12,7 @@ import yaml
 
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import read_words
-from lmforge.config.runs import all_runs, find_run
+from lmforge.runs.find import all_runs, find_run
 from lmforge.sweep.start import run
 
 
@@ -143,7 +143,7 @@ params:
 
 WAITING = """
 import signal, sys, time
-from lmforge.config.entry import run_front_door
+from lmforge.start.entry import run_front_door
 from lmforge.config.errors import Requeue, Terminated
 
 def job(cfg, run):

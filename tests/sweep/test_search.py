@@ -7,7 +7,7 @@ import pytest
 
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import read_words
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
 from lmforge.sweep import search
 from lmforge.sweep.planning import Planner, corners
 from lmforge.sweep.search import Search

@@ -11,7 +11,7 @@ from fake import wait_for
 
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import read_words
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
 from lmforge.sweep import engine
 from lmforge.sweep.grid import freeze
 from lmforge.sweep.planning import Planner
@@ -149,7 +149,7 @@ def test_broken_files_of_a_sweep(composer, tmp_path, file, text, said):
     assert said in str(refused.value)
 
 
-HOLDER = "import sys, time; from lmforge.config.runs import RunFolder; RunFolder('.').lock(); print(flush=True); "
+HOLDER = "import sys, time; from lmforge.runs.folder import RunFolder; RunFolder('.').lock(); print(flush=True); "
 
 
 def test_waits_for_a_job_that_outlived_its_sweep(tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ from builders import random_ids, tiny_gpt
 from lmforge.config.errors import NonFinite
 from lmforge.parallel.plan import Plan
 from lmforge.parallel.precision import ForwardPrecision
+from lmforge.tasks.metrics import Counts
 from lmforge.tasks.update import UpdateTask
-from lmforge.training.metrics import Counts
 from lmforge.training.schedules import Constant
 
 pytestmark = [

@@ -14,8 +14,8 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from fits import fit, score
 from lmforge.config.errors import Exit, Terminated, UsageError
 from lmforge.config.plain import to_config
-from lmforge.config.runs import RunFolder
 from lmforge.data.shards import write_shards
+from lmforge.runs.folder import RunFolder
 from lmforge.training import assemble
 from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.preemption import Preemption

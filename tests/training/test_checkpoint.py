@@ -10,7 +10,8 @@ from torch import nn
 
 from builders import random_ids, tiny_gpt
 from lmforge.config.errors import UsageError
-from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, list_checkpoints, write_json, write_pieces
+from lmforge.runs.folder import list_checkpoints
+from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, write_json, write_pieces
 from lmforge.training.optimizers import adamw, muon
 from lmforge.training.resume import find_checkpoint, load_optimizers, newest_checkpoint
 from lmforge.training.saving import Keep, Saver, optimizer_pieces, weight_pieces

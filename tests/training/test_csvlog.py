@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from lmforge.runs.rows import cut_rows, read_rows
 from lmforge.training.csvlog import CSVLog
-from lmforge.training.rows import cut_rows, read_rows
 
 
 def write(folder: Path, *rows: tuple[int, dict[str, float]], flush_each: bool = False) -> Path:

@@ -18,7 +18,7 @@ DENIED = ("transformers", "datasets", "matplotlib", "pandas", "pyarrow", "wandb"
 
 FIRST_STEP = """
 import json, os, sys
-from lmforge.config.entry import run_front_door
+from lmforge.start.entry import run_front_door
 from train import train
 
 def job(cfg, run):

@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from builders import random_ids, tiny_gpt
 from fits import Fit, fit
 from lmforge.parallel.mixed import mix
-from lmforge.training.checkpoint import Checkpoint, list_checkpoints
+from lmforge.runs.folder import list_checkpoints
+from lmforge.training.checkpoint import Checkpoint
 from lmforge.training.matmul_share import MatmulFlops, MatmulShare
 
 

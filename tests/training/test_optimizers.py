@@ -8,8 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from builders import random_ids, tiny_gpt
+from lmforge.tasks.update import set_learning_rate
 from lmforge.training import optimizers
-from lmforge.training.optimizers import Muon, adamw, muon, orthogonalize, set_learning_rate
+from lmforge.training.optimizers import Muon, adamw, muon, orthogonalize
 
 ADAMW = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 MUON = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.1, "adamw_lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8}

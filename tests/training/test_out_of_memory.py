@@ -11,9 +11,9 @@ import torch
 from fits import fit
 from lmforge.config.errors import OutOfMemory
 from lmforge.parallel.plan import Plan
+from lmforge.runs.folder import list_checkpoints
 from lmforge.tasks.causal_lm import CausalLM
 from lmforge.training import saving
-from lmforge.training.checkpoint import list_checkpoints
 
 WORDS = ("trainer.val_every_n_steps=3", "batch.micro_sequences=4", "callbacks.checkpoint.every_n_steps=2")
 

@@ -12,12 +12,13 @@ import torch
 from fits import After, fit, killed
 from lmforge.config.errors import UsageError
 from lmforge.parallel.control import Control
+from lmforge.runs.folder import list_checkpoints
+from lmforge.runs.rows import read_rows
+from lmforge.tasks.metrics import TokenMetrics
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import resume
-from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, list_checkpoints, write_pieces
+from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, write_pieces
 from lmforge.training.checkpointing import CheckpointCallback
-from lmforge.training.metrics import TokenMetrics
-from lmforge.training.rows import read_rows
 from lmforge.training.samples import Samples
 
 TEN = ("trainer.max_steps=10", "model.dropout=0.1", "schedule=cosine", "callbacks.checkpoint.every_n_steps=5")

@@ -12,10 +12,10 @@ import torch
 
 from builders import tiny_gpt
 from fits import After, fit, killed, score
-from lmforge.config.runs import RunFolder
 from lmforge.parallel.control import Control
+from lmforge.runs.folder import RunFolder, list_checkpoints
 from lmforge.training import saving
-from lmforge.training.checkpoint import Checkpoint, Piece, list_checkpoints
+from lmforge.training.checkpoint import Checkpoint, Piece
 from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.resume import find_checkpoint, keep_rule
 from lmforge.training.saving import Keep, Saver, weight_pieces, whole_checkpoints
@@ -106,7 +106,7 @@ def slow(monkeypatch) -> Iterator[threading.Event]:
     """Writing that waits until the event is set."""
     gate = threading.Event()
     write = saving.write_pieces
-    monkeypatch.setattr(saving, "write_pieces", lambda *args: gate.wait(10) and write(*args))
+    monkeypatch.setattr(saving, "write_pieces", lambda *args: gate.wait(60) and write(*args))
     yield gate
     gate.set()
 
@@ -117,9 +117,9 @@ def test_a_save_returns_before_it_is_written_and_takes_the_values_of_that_moment
     writer = saver(tmp_path)
     began = time.perf_counter()
     writer.save(state(1), {**PIECES, "weights": weight_pieces(network)})
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - began < 10
     writer.let_change()
-    assert writer.blocked_seconds < 0.5
+    assert writer.blocked_seconds < 10
     with torch.no_grad():
         network.embed.weight.zero_()
     assert list_checkpoints(tmp_path) == []

@@ -50,12 +50,6 @@ class OutOfMemory(ExitError):
     exit_code = Exit.OUT_OF_MEMORY
 
 
-class Stall(ExitError):
-    """No progress was seen for longer than the watchdog allows."""
-
-    exit_code = Exit.STALL
-
-
 class Requeue(ExitError):
     """The run was preempted after a save and wants to be started again."""
 

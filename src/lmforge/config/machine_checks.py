@@ -14,9 +14,9 @@ from lmforge.config.errors import UsageError
 from lmforge.config.mixture import check_mixture
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.optional import check_packages
+from lmforge.config.plain import Plain
 from lmforge.config.streaming import check_hub
 
-Plain = dict[str, Any]
 Check = Callable[[Plain], list[str] | None]
 BYTES_PER_PARAMETER = 12  # a checkpoint: weights and two moments, 4 bytes each
 

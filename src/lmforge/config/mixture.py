@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import Plain
 from lmforge.config.schema import SAFE_NAME
 from lmforge.config.streaming import on_the_hub
 
 FINEST = 10_000  # shares are whole numbers of at most so many rows
-
-Plain = dict[str, Any]
 
 
 def cycle_counts(weights: Mapping[str, float]) -> dict[str, int]:

@@ -1,11 +1,14 @@
-"""A config as plain containers: dotted keys, the way to and from OmegaConf, and the check against the key table."""
+"""A config as plain containers: dotted keys, YAML text, OmegaConf and back, the check against the key table."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from lmforge.config.keys import find_key
@@ -13,6 +16,24 @@ from lmforge.config.nearest import did_you_mean, nearest_key
 from lmforge.config.schema import allowed, coerce
 
 Plain = dict[str, Any]
+
+
+class PlainLoader(yaml.SafeLoader):
+    """No aliases: a few lines of them can stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed in a stored config")
+        return super().compose_node(parent, index)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def dump_yaml(value: Any) -> str:
+    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=10**6)
 
 
 def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -23,6 +44,11 @@ def flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten(value, f"{dotted}.")
         elif not isinstance(value, dict):
             yield dotted, value
+
+
+def hash_of(facts: Any) -> str:
+    """sha256 of plain containers; the same facts in another order are others, lists and dicts alike."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def get(node: Any, dotted: str, default: Any = None) -> Any:

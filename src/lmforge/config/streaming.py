@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from lmforge.config.errors import UsageError
 from lmforge.config.optional import missing
+from lmforge.config.plain import Plain
 from lmforge.config.schema import SAFE_NAME
 
 LOCAL_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".txt")
-
-Plain = dict[str, Any]
 
 
 def check_hub(cfg: Plain) -> None:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lmforge.data.order import mix
+
 _WORDS_A_SHINGLE = 5
 _ROWS, BANDS = 3, 42  # a pair with Jaccard 0.5 is compared with probability 0.996, one of 0.2 with 0.29
 _REPRESENTATIVES = 8  # groups of one bucket a member is compared with; caps the work on huge clusters
@@ -172,15 +174,8 @@ class Words(dict[str, int]):
         runs = np.zeros(count, dtype=np.uint64)
         for offset in range(width):
             runs = runs * np.uint64(0x9E3779B97F4A7C15) + hashes[offset : offset + count]
-        runs = np.sort(_mix(runs))
+        runs = np.sort(mix(runs))
         return runs[np.concatenate([[True], runs[1:] != runs[:-1]])]  # np.unique hashes, 5 times slower here
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser: spreads every bit over the whole word."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def _hash_family() -> tuple[np.ndarray, np.ndarray]:
@@ -197,7 +192,7 @@ def band_keys(shingles: np.ndarray) -> np.ndarray:
     rows = _smallest(shingles).reshape(BANDS, _ROWS).astype(np.uint64)
     keys = np.zeros(BANDS, dtype=np.uint64)
     for row in rows.T:
-        keys = _mix(keys * np.uint64(0x9E3779B97F4A7C15) + row)
+        keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + row)
     return keys
 
 

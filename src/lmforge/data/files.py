@@ -7,13 +7,14 @@ import hashlib
 import json
 import os
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import write_aside
 
 FORMATS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet")
 PACKED = (".gz", ".zst")
@@ -125,8 +126,6 @@ def files_digest(files: Sequence[SourceFile], index: Path | None = None) -> str:
 
 
 def _is_settled(path: Path, changed: int) -> bool:
-    import time
-
     return time.time_ns() - changed > _SETTLED and path.stat().st_mtime_ns == changed
 
 

@@ -4,20 +4,21 @@ any other shards, with a train split that is empty: its documents are never stor
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import hash_of
 from lmforge.data import store
 from lmforge.data.build import SAMPLE
 from lmforge.data.documents import Document, Report
 from lmforge.data.files import files_digest
 from lmforge.data.hub_source import documents, identity, local_files, open_rows
-from lmforge.data.prepare import NotPrepared, given_tokenizer
+from lmforge.data.prepare import given_tokenizer
 from lmforge.data.shards import VERSION, write_shards
 from lmforge.data.tokenizer import SPLIT_PATTERN, Tokenizer
 
@@ -37,17 +38,9 @@ def head_shards(data: Mapping[str, Any], *, cache: Path, make: bool = True, **ho
     root = Path(cache) / "tokens"
     content = [files_digest(local_files(data["name"]), root), identity(data), data["val_split"], data["val_documents"]]
     tokens = [SPLIT_PATTERN, SAMPLE, data["vocab_size"]] if given is None else given.fingerprint
-    key = hashlib.sha256(json.dumps([VERSION, RECIPE, content, tokens]).encode()).hexdigest()[:16]
+    key = hash_of([VERSION, RECIPE, content, tokens])[:16]
     folder = root / f"head-{key}"
-    if store.is_whole(folder):
-        return folder
-    if not make:
-        raise NotPrepared(folder)
-    with store.locked(root, folder.name):
-        if not store.is_whole(folder):
-            log.info("preparing data=hub: the documents to score%s (once)", "" if given else " and a tokenizer")
-            _make(data, given, folder, _digest(content))
-    return folder
+    return store.cached(folder, partial(_make, data, given, folder, hash_of(content)), make)
 
 
 def text_hash(text: str) -> str:
@@ -55,11 +48,8 @@ def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:32]
 
 
-def _digest(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
 def _make(data: Mapping[str, Any], tokenizer: Tokenizer | None, folder: Path, content: str) -> None:
+    log.info("preparing data=hub: the documents to score%s (once)", "" if tokenizer else " and a tokenizer")
     train, count = _read(data, data["split"]), data["val_documents"]
     scored = list(islice(train if data["val_split"] is None else _read(data, data["val_split"]), count))
     held_out = {text_hash(document.text) for document in scored}
@@ -78,7 +68,7 @@ def _make(data: Mapping[str, Any], tokenizer: Tokenizer | None, folder: Path, co
         {"train": [], "val": map(tokenizer.document, tokenizer.encode_many(texts))},
         tokenizer.size,
         tokenizer,
-        {"source": "hub", "source_sha256": content, "split_sha256": _digest(sorted(held_out))},
+        {"source": "hub", "source_sha256": content, "split_sha256": hash_of(sorted(held_out))},
         {"val": {"bytes": sum(len(text.encode("utf-8")) for text in texts)}},
         names={"val": [document.name for document in scored]},
         beside={HELD_OUT: sorted(held_out)},

@@ -1,7 +1,6 @@
 """`data=hub`: a data set that the `datasets` library reads, as token shards or tokenised while it trains."""
 
 import atexit
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lmforge.config.batch import BatchPlan
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import hash_of
 from lmforge.data.corpora import hub_prepared
 from lmforge.data.documents import Report
 from lmforge.data.head import HELD_OUT, head_shards, text_hash
@@ -88,7 +88,7 @@ class StreamedData(TokenWindows):
     def fingerprint(self) -> str:
         facts = [ORDER_VERSION, self.manifest["source_sha256"], self.manifest["tokenizer"], self.shuffle_documents]
         facts += [self.context, self.seed, self.plan.sequences]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        return hash_of(facts)[:16]
 
     def epochs(self, step: int) -> float:
         """Whole passes of this rank over its share."""

@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import CONFIG_VARIABLE, RANK_VARIABLES, RUN_VARIABLE, Launch
-from lmforge.config.runs import dump_yaml, write_aside
+from lmforge.config.plain import dump_yaml
 from lmforge.data.command import PROBLEMS_VARIABLE
 from lmforge.data.corpora import prepares, shards_of
-from lmforge.data.prepare import NotPrepared
 from lmforge.data.shard_checks import MANIFEST
-from lmforge.data.store import FAILED
+from lmforge.data.store import FAILED, NotPrepared
 
 _POLL_SECONDS = 0.2
 

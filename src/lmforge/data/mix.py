@@ -1,7 +1,5 @@
 """`data=mix`: several sources in one run, each with its share of the tokens."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Dataset
 
 from lmforge.config.mixture import cycle_counts, switched_on
+from lmforge.config.plain import hash_of
 from lmforge.data.mix_sources import mixed_shards
 from lmforge.data.mixture import MixedOrder, MixedRows
 from lmforge.data.module import TokenWindows, load_tokenizer, train_rows
@@ -101,7 +100,7 @@ def joined_manifest(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         "splits": {split: _joined_split(found) for split, found in parts.items()},
         "sources": {name: {s: part["tokens"] for s, part in m["splits"].items()} for name, m in manifests.items()},
         "train_shards": {name: _hashes(manifest["splits"].get("train")) for name, manifest in manifests.items()},
-        "split_sha256": _digest({name: manifest.get("split_sha256") for name, manifest in manifests.items()}),
+        "split_sha256": hash_of({name: manifest.get("split_sha256") for name, manifest in manifests.items()}),
         **{key: _mean_over_bytes(key, list(manifests.values())) for key in ("gzip_bits_per_byte", "xz_bits_per_byte")},
     }
 
@@ -116,10 +115,6 @@ def _joined_split(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _hashes(part: dict[str, Any] | None) -> list[str]:
     return [shard["sha256"] for shard in part["shards"]] if part else []
-
-
-def _digest(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _mean_over_bytes(key: str, manifests: Sequence[dict[str, Any]]) -> float | None:

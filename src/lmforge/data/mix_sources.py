@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +9,11 @@ from typing import Any
 
 from lmforge.config.errors import UsageError
 from lmforge.config.mixture import cycle_counts, switched_on
+from lmforge.config.plain import hash_of
 from lmforge.data import store
 from lmforge.data.build import SAMPLE
 from lmforge.data.hub_source import hub_source
-from lmforge.data.prepare import NotPrepared, prepare
+from lmforge.data.prepare import prepare
 from lmforge.data.shards import TokenShards, read_manifest, write_shards
 from lmforge.data.sources import Source, text_source
 from lmforge.data.tokenizer import MIN_SIZE, Tokenizer
@@ -101,18 +100,17 @@ def _learnt(texts: Mapping[str, Entry], counts: Mapping[str, int], vocab_size: i
     options = {"vocab_size": MIN_SIZE, "tokenizer": None, "cache": cache, **how}
     bytes_of = {name: _prepared(name, entry, **options) for name, entry in texts.items()}
     keys = {name: [folder.name, counts[name]] for name, folder in bytes_of.items()}
-    key = hashlib.sha256(json.dumps([SAMPLE, vocab_size, keys]).encode()).hexdigest()[:16]
+    key = hash_of([SAMPLE, vocab_size, keys])[:16]
     folder = cache / "tokens" / f"tokenizer-{key}"
-    if not store.is_whole(folder):
-        if not how.get("make", True):
-            raise NotPrepared(folder)
-        with store.locked(folder.parent, folder.name):
-            log.info("learning one tokenizer for %s (once)", ", ".join(texts))
-            shares = {name: counts[name] / sum(counts[other] for other in texts) for name in texts}
-            sample = [text for name, f in bytes_of.items() for text in _sample(f, int(SAMPLE * shares[name]))]
-            tokenizer = Tokenizer.train(sample, vocab_size)
-            write_shards(folder, {}, tokenizer.size, tokenizer)
-    return str(folder / "tokenizer.json")
+
+    def learn() -> None:
+        log.info("learning one tokenizer for %s (once)", ", ".join(texts))
+        shares = {name: counts[name] / sum(counts[other] for other in texts) for name in texts}
+        sample = [text for name, f in bytes_of.items() for text in _sample(f, int(SAMPLE * shares[name]))]
+        tokenizer = Tokenizer.train(sample, vocab_size)
+        write_shards(folder, {}, tokenizer.size, tokenizer)
+
+    return str(store.cached(folder, learn, how.get("make", True)) / "tokenizer.json")
 
 
 def _sample(folder: Path, size: int) -> list[str]:

@@ -29,9 +29,9 @@ class MixedOrder:
     """Global sample number -> row of `MixedRows`: cycles of the shares, and in them each source's own epochs, every one
     of which holds each of its rows once in an order of its own. With one source the same as `SampleOrder`."""
 
-    def __init__(self, sizes: Sequence[int], counts: Sequence[int], seed: int, shuffle: bool = True):
-        self.seed, self.shuffle = seed, shuffle
-        self.orders = [SampleOrder(size, seed, shuffle) for size in sizes]
+    def __init__(self, sizes: Sequence[int], counts: Sequence[int], seed: int):
+        self.seed = seed
+        self.orders = [SampleOrder(size, seed) for size in sizes]
         self.first = np.cumsum([0, *sizes])
         self.counts = np.array(counts, dtype=np.int64)
         self.cycle = quota_cycle(counts)

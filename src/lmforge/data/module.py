@@ -1,7 +1,5 @@
 """LightningDataModules: where the tokens come from differs, how they become windows does not."""
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lmforge.config.batch import BatchPlan
 from lmforge.config.errors import UsageError
+from lmforge.config.plain import hash_of
 from lmforge.data.corpora import stdlib_shards, text_shards
 from lmforge.data.order import SampleOrder
 from lmforge.data.packing import PackedRows
@@ -77,7 +76,7 @@ class TokenWindows(pl.LightningDataModule):
     def fingerprint(self) -> str:
         """Hash of all that decides which sample has which number."""
         facts = [ORDER_VERSION, *self._facts(), self.context, self.limit_train_rows, self.seed, self.plan.sequences]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        return hash_of(facts)[:16]
 
     def _facts(self) -> list[Any]:
         return [[shard["sha256"] for shard in self.manifest["splits"]["train"]["shards"]]]

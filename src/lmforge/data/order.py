@@ -8,7 +8,7 @@ _ROUNDS = 6
 TOGETHER = 2048  # samples: numpy's calls, not its work, are what a few of them cost
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64 (Steele et al. 2014): every input bit changes about half of the output bits."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -24,12 +24,12 @@ def permute(index: Integers, size: int, key: NDArray[np.uint64]) -> Integers:
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
     value = index.astype(np.uint64).ravel()
-    keys = [np.broadcast_to(_mix(key + np.uint64(step)), index.shape).ravel() for step in range(_ROUNDS)]
+    keys = [np.broadcast_to(mix(key + np.uint64(step)), index.shape).ravel() for step in range(_ROUNDS)]
     walking = np.arange(value.size)
     while walking.size:
         left, right = value[walking] >> shift, value[walking] & mask
         for each in keys:
-            left, right = right, left ^ (_mix(right ^ each[walking]) & mask)
+            left, right = right, left ^ (mix(right ^ each[walking]) & mask)
         value[walking] = (left << shift) | right
         walking = walking[value[walking] >= np.uint64(size)]
     return value.astype(np.int64).reshape(index.shape)
@@ -60,5 +60,5 @@ class SampleOrder:
         if not self.shuffle:
             return index
         with np.errstate(over="ignore"):
-            key = _mix(_mix(np.uint64(self.seed) + np.zeros(1, np.uint64)) + epoch.astype(np.uint64))
+            key = mix(mix(np.uint64(self.seed) + np.zeros(1, np.uint64)) + epoch.astype(np.uint64))
             return permute(index, self.size, key)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lmforge.config.aside import opened_aside
 from lmforge.data.duplicates import Words, band_keys
 from lmforge.data.shards import TOKENIZER, token_dtype
 from lmforge.data.split import SPLITS
@@ -49,7 +50,7 @@ def encode(folder: Path, part: int, splits: bytes, references: bool) -> int:
     kept = [number for number, split in enumerate(splits) if split != DROPPED]
     counts = np.zeros(len(splits), dtype=COUNTS)
     dtype = token_dtype(tokenizer.size)
-    with spool.written(part, "tokens") as file:
+    with opened_aside(spool.path(part, "tokens")) as file:
         ids = tokenizer.encode_many(spool.texts(part, kept))
         for number, document in zip(kept, map(tokenizer.document, ids), strict=True):
             file.write(document.astype(dtype).tobytes())

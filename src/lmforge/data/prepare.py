@@ -9,16 +9,16 @@ next call for the same.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import shutil
 import time
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from lmforge.config.errors import ExitError, UsageError
+from lmforge.config.errors import UsageError
+from lmforge.config.plain import hash_of
 from lmforge.data import store
 from lmforge.data.build import NEAR_COPY, SALT, SAMPLE, build
 from lmforge.data.files import SourceFile, files_digest, stamps
@@ -29,14 +29,6 @@ from lmforge.data.tokenizer import SPLIT_PATTERN, Tokenizer, check_vocab_size
 log = logging.getLogger(__name__)
 
 RECIPE = 4  # raise when a change here or in the modules used would give other shards
-
-
-class NotPrepared(ExitError):
-    """The shards are not there yet, and the caller is not one who may make them."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder}: not prepared yet")
-        self.folder = folder
 
 
 def prepare(
@@ -59,15 +51,7 @@ def prepare(
     root = Path(cache) / "tokens"
     digest = _digest(source, root)
     folder = root / f"{source.kind}-{_key(source, digest, vocab_size, given)}"
-    if store.is_whole(folder):
-        return folder
-    if not make:
-        raise NotPrepared(folder)
-    with store.locked(root, folder.name):
-        if not store.is_whole(folder):
-            store.remove_leftovers(root)
-            _make(source, vocab_size, given, folder, digest, workers)
-    return folder
+    return store.cached(folder, partial(_make, source, vocab_size, given, folder, digest, workers), make)
 
 
 def given_tokenizer(path: str | None, vocab_size: int) -> Tokenizer | None:
@@ -96,7 +80,7 @@ def _files_digest(files: tuple[SourceFile, ...], now: object, root: Path) -> str
 def _key(source: Source, digest: str, vocab_size: int, tokenizer: Tokenizer | None) -> str:
     how = [SPLIT_PATTERN, SAMPLE, vocab_size] if tokenizer is None else tokenizer.fingerprint
     decides = [VERSION, RECIPE, SALT, NEAR_COPY, source.kind, digest, how]
-    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+    return hash_of(decides)[:16]
 
 
 def _make(

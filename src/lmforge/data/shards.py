@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from lmforge.config.aside import folder_aside
 from lmforge.config.errors import UsageError
 from lmforge.data.shard_checks import (
     MANIFEST,
@@ -102,7 +101,7 @@ def write_shards(
     """
     manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "dtype": token_dtype(vocab_size).name}
     manifest |= {"vocab_size": vocab_size, "tokenizer": _describe(tokenizer), **(extra or {}), "splits": {}}
-    with _aside(folder) as aside:
+    with folder_aside(folder, folder.with_name(folder.name + ".partial")) as aside:
         for split, documents in splits.items():
             writer = _SplitWriter(aside, split, vocab_size, max_shard_tokens)
             for document in documents:
@@ -115,25 +114,8 @@ def write_shards(
         for name, content in (beside or {}).items():
             _write_json(aside / name, content)
         _write_json(aside / MANIFEST, manifest)
+        shutil.rmtree(folder, ignore_errors=True)
     return folder
-
-
-@contextmanager
-def _aside(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder` that takes its place at the end, or is removed when writing fails."""
-    aside = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    for path in (*aside.iterdir(), aside):
-        _sync(path)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
-    _sync(folder.parent)
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -157,14 +139,6 @@ def _describe(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
     names = {"sha256": tokenizer.fingerprint, "normalizer": tokenizer.normalizer}
     start = "eos" if tokenizer.bos is None else "bos"
     return names | {"bos": tokenizer.bos, "eos": tokenizer.eos, "end_of_text": f"{start} text eos"}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:

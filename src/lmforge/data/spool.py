@@ -11,15 +11,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from lmforge.config.aside import opened_aside, write_aside
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import write_aside
 from lmforge.data.documents import Document
 
 PART = 4 << 20  # bytes of text after which a part ends
@@ -56,18 +55,8 @@ class Spool:
         return np.load(self.path(part, f"{suffix}.npy"), mmap_mode="r" if mapped else None, allow_pickle=False)
 
     def save(self, part: int, suffix: str, array: np.ndarray) -> None:
-        with self.written(part, f"{suffix}.npy") as file:
+        with opened_aside(self.path(part, f"{suffix}.npy")) as file:
             np.save(file, array, allow_pickle=False)
-
-    @contextmanager
-    def written(self, part: int, suffix: str) -> Iterator[BinaryIO]:
-        """A file that is there when all of it is on the disk: what counts as finished outlives a power cut too."""
-        path = self.path(part, suffix)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        with aside.open("wb") as file:
-            yield file
-            flush(file)
-        aside.rename(path)
 
     def has(self, part: int, suffix: str) -> bool:
         return self.path(part, f"{suffix}.npy").exists()
@@ -138,12 +127,6 @@ class Spool:
         write_aside(self.folder / DONE, json.dumps({"parts": part, **notes()}))
 
 
-def flush(file: BinaryIO) -> None:
-    """Brings the file to the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
 class _Part:
     """One part being written, or passed over when it lies there whole."""
 
@@ -174,7 +157,8 @@ class _Part:
         if self._file is None:
             self._compare()
             return
-        flush(self._file)
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._file.close()
         write_aside(self._spool.path(self._number, "names"), json.dumps(self.names))
         self._spool.save(self._number, "facts", np.array(self._facts, dtype=FACTS))

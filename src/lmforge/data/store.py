@@ -6,11 +6,11 @@ import fcntl
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lmforge.config.errors import UsageError
+from lmforge.config.errors import ExitError, UsageError
 from lmforge.data.shards import TokenShards, read_manifest
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,28 @@ def is_whole(folder: Path) -> bool:
         log.warning("the cached shards are prepared again: %s", error)
         return False
     return True
+
+
+class NotPrepared(ExitError):
+    """The shards are not there yet, and the caller is not one who may make them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder}: not prepared yet")
+        self.folder = folder
+
+
+def cached(folder: Path, build: Callable[[], None], make: bool) -> Path:
+    """The folder, built first when it is not whole, while others who want the same wait. Raises NotPrepared instead of
+    building when `make` is false."""
+    if is_whole(folder):
+        return folder
+    if not make:
+        raise NotPrepared(folder)
+    with locked(folder.parent, folder.name):
+        if not is_whole(folder):
+            remove_leftovers(folder.parent)
+            build()
+    return folder
 
 
 @contextmanager

@@ -31,7 +31,6 @@ class Order(Protocol):
     """Global sample number -> row."""
 
     seed: int
-    shuffle: bool
 
     def __call__(self, numbers: Integers) -> Integers: ...
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lmforge.training.metrics import TokenScores
+from lmforge.tasks.metrics import TokenScores
 
 
 class Reliability(Metric):

@@ -14,8 +14,8 @@ from lmforge.data.shards import TokenShards
 from lmforge.data.windows import Windows
 from lmforge.evaluation.calibration import Reliability
 from lmforge.evaluation.domains import DomainSums, document_names, domain_of, label_documents, totals
+from lmforge.tasks.metrics import TokenScores
 from lmforge.tasks.update import UpdateTask
-from lmforge.training.metrics import TokenScores
 
 
 class Details(pl.Callback):

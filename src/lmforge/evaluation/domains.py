@@ -16,7 +16,7 @@ from lmforge.data.order import Integers
 from lmforge.data.packing import PackedRows
 from lmforge.data.shards import NAMES, TokenShards
 from lmforge.data.sources import stdlib_family
-from lmforge.training.metrics import TokenScores, ratios
+from lmforge.tasks.metrics import TokenScores, ratios
 
 _PLACE = re.compile(r"(:\d+|\[\d*:\d*\])$")  # a line of a .jsonl file, a part of a document that was cut
 

@@ -8,9 +8,9 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from lmforge.config.runs import RunFolder
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.parallel.plan import Plan
+from lmforge.runs.folder import RunFolder
 from lmforge.tasks.generation import Sampling, encode_prompt, generate_ids, stream_text
 from lmforge.training.assemble import device_type, make_network, make_precision, warn
 from lmforge.training.resume import find_weights, tokenizer_of

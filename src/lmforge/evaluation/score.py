@@ -1,7 +1,5 @@
 """Scoring a checkpoint on a split: every target once, and a report that says what was scored."""
 
-import hashlib
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,11 +8,13 @@ import lightning.pytorch as pl
 from omegaconf import DictConfig
 from rich.console import Console
 
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import NonFinite
-from lmforge.config.runs import RunFolder, write_aside
+from lmforge.config.plain import hash_of
 from lmforge.data.module import TokenWindows
 from lmforge.evaluation import picture, tables
 from lmforge.parallel.precision import ForwardPrecision
+from lmforge.runs.folder import RunFolder
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import Checkpoint, write_json
 from lmforge.training.exported import Exported
@@ -53,7 +53,7 @@ def report(
         "targets": task.scored,
         "documents": facts["documents"] if cfg.limit_batches is None else None,
         "data": data.folder.name,
-        "data_hash": _hash([shard["sha256"] for shard in facts["shards"]]),
+        "data_hash": hash_of([shard["sha256"] for shard in facts["shards"]])[:16],
         "context": data.context,
         "stride": data.stride,
         "limit_batches": cfg.limit_batches,
@@ -81,17 +81,13 @@ def _of_the_run(cfg: DictConfig, data: TokenWindows, checkpoint: Checkpoint | Ex
     return same and identity == (checkpoint.state.get("split"), checkpoint.tokenizer)
 
 
-def _hash(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-
 def publish(result: dict[str, Any], run: RunFolder) -> Path:
     """Print the table, write it as JSON beside the run's own summary, and return that file.
 
     What was scored in another way than a run's own validation has a file of its own.
     """
     way = [result[key] for key in ("data_hash", "context", "stride", "limit_batches", "hash", "precision")]
-    suffix = "" if result["plain"] else f"-{_hash(way)[:8]}"
+    suffix = "" if result["plain"] else f"-{hash_of(way)[:8]}"
     path = run.path / f"evaluation-{result['split']}-step-{result['step']:08d}{suffix}.json"
     write_json(path, result)
     console = Console(highlight=False)

@@ -3,8 +3,7 @@
 import importlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from lmforge.config.aside import folder_aside
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import RunFolder
 from lmforge.export.source import Source, dtype_name
+from lmforge.runs.folder import RunFolder
 from lmforge.training.assemble import warn
-from lmforge.training.checkpoint import sync
 from lmforge.training.progress import human
 from lmforge.training.resume import find_checkpoint, keep_rule, tokenizer_of
 
@@ -35,8 +34,11 @@ def export(cfg: DictConfig, run: RunFolder) -> Mapping[str, Any]:
         raise UsageError(f"out={out}: is there already and holds something else; nothing is overwritten")
     if not there:
         _check_room(source, out)
-        with _published(out) as aside:
-            form.write(source, aside)
+        try:
+            with folder_aside(out, out.absolute().parent / f".{out.name}.{os.getpid()}.part") as aside:
+                form.write(source, aside)
+        except OSError as error:
+            raise UsageError(f"out={out}: cannot be written: {error.strerror or error}") from error
     _report(source, out, "is there already" if there else "written")
     return {"folder": str(out), **source.head()}
 
@@ -52,24 +54,6 @@ def _check_room(source: Source, out: Path) -> None:
     needed, free = source.parameters * source.dtype.itemsize, shutil.disk_usage(place).free
     if needed * 1.05 > free:
         raise UsageError(f"out={out}: the weights need {needed / 1e9:.3g} GB, {free / 1e9:.3g} GB are free")
-
-
-@contextmanager
-def _published(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out` that takes its name once everything in it is on disk, or is removed."""
-    aside = out.absolute().parent / f".{out.name}.{os.getpid()}.part"
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        yield aside
-        for path in (*aside.iterdir(), aside):
-            sync(path)
-        aside.rename(out)
-        sync(aside.parent)
-    except OSError as error:
-        raise UsageError(f"out={out}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _report(source: Source, out: Path, verb: str) -> None:

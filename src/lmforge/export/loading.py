@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lmforge.config.exports import TOKENIZER
 from lmforge.data.tokenizer import Tokenizer
+from lmforge.runs.exports import TOKENIZER
 from lmforge.training.exported import Exported
 from lmforge.training.weights import load_weights
 

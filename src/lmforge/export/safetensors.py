@@ -6,8 +6,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from lmforge.config.exports import CONFIG, FORMAT, TOKENIZER, VERSION, WEIGHTS, is_export
 from lmforge.export.source import Source
+from lmforge.runs.exports import CONFIG, FORMAT, TOKENIZER, VERSION, WEIGHTS, is_export
 from lmforge.training.checkpoint import digest, write_json
 from lmforge.training.exported import Exported
 

@@ -9,9 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from lmforge.config.errors import UsageError
-from lmforge.config.provenance import read_facts
-from lmforge.config.runs import RunFolder
 from lmforge.data.tokenizer import Tokenizer
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.provenance import read_facts
 from lmforge.training.assemble import make_network
 from lmforge.training.checkpoint import Checkpoint
 from lmforge.training.weights import match_names

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from lmforge.config.errors import Exit, UsageError
 from lmforge.config.plain import Plain
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
 from lmforge.sweep.folder import SweepFolder
 from lmforge.sweep.job import FAILURES, FINAL, Job, run_of
 from lmforge.sweep.process import STOPPED_BY, JobProcess, Stop, last_line, meaning

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Any
 
 import yaml
 
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
-from lmforge.config.plain import Plain
-from lmforge.config.runs import SWEEP_FILE, PlainLoader, RunFolder, dump_yaml, new_folder, write_aside
+from lmforge.config.plain import Plain, PlainLoader, dump_yaml
+from lmforge.runs.folder import SWEEP_FILE, RunFolder, new_folder
+from lmforge.runs.rows import write_rows
 from lmforge.sweep.job import Job
 
 FROZEN_FILE = "frozen.json"
@@ -77,12 +78,8 @@ class SweepFolder:
 
     def write_table(self, jobs: Sequence[Job], metric: str) -> None:
         keys = dict.fromkeys(key for job in jobs for key in job.swept)
-        out = io.StringIO()
         header = ["job", *keys, "status", metric, "seconds", "run", "reason"]
-        writer = csv.DictWriter(out, header, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(job.row(metric, self.path) for job in jobs)
-        write_aside(self.path / "table.csv", out.getvalue())
+        write_rows(self.path / "table.csv", header, (job.row(metric, self.path) for job in jobs))
 
     def rows(self) -> dict[int, dict[str, Any]]:
         """The table's rows by number, as the last call left them."""

@@ -10,9 +10,9 @@ from lmforge.config.errors import UsageError
 from lmforge.config.keys import find_key
 from lmforge.config.parse import Word, read_words
 from lmforge.config.plain import Plain, check_schema, to_plain
-from lmforge.config.prepare import show, typed
-from lmforge.config.runs import SWEEP_FILE
 from lmforge.config.schema import allowed, coerce
+from lmforge.runs.folder import SWEEP_FILE
+from lmforge.runs.plan import show, typed
 from lmforge.sweep.folder import SweepFolder
 from lmforge.sweep.job import FINAL
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lmforge.config.errors import UsageError
 from lmforge.config.plain import Plain
-from lmforge.config.runs import RunFolder, stored_problems
+from lmforge.runs.folder import RunFolder, stored_problems
 from lmforge.sweep.job import Job, Status
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmforge.config.plain import Plain
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
 
 # waiting: not started. running: at work, or its sweep was killed. interrupted: told to stop, or stopped by a signal; it
 # goes on when the sweep does. The others are final.

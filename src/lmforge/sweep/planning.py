@@ -12,7 +12,7 @@ from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
 from lmforge.config.parse import Word, read_words, shown
 from lmforge.config.plain import Plain, flatten, put
-from lmforge.config.prepare import plan_train
+from lmforge.runs.plan import plan_train
 from lmforge.sweep.job import Job
 from lmforge.sweep.slots import Slot
 

@@ -14,7 +14,7 @@ from types import FrameType
 
 from lmforge.config.errors import Exit
 from lmforge.config.launch import RUN_VARIABLE
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
 from lmforge.sweep.job import Job
 from lmforge.sweep.slots import Slot
 

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmforge.runs.table import plain_table
 from lmforge.sweep.job import Job, run_of
 
 
@@ -33,7 +34,7 @@ def _table(jobs: Sequence[Job], sweep: Path, metric: str) -> str:
                 job.reason,
             ]
         )
-    return aligned(rows)
+    return plain_table(rows)
 
 
 def _short(text: str) -> str:
@@ -59,7 +60,7 @@ def _seeds(jobs: Sequence[Job], metric: str) -> str:
     for others, values in groups.items():
         spread = f"{statistics.stdev(values):.3g}" if len(values) > 1 else "-"
         rows.append([others, str(len(values)), f"{math.fsum(values) / len(values):.5g}", spread])
-    return aligned(rows)
+    return plain_table(rows)
 
 
 def best(jobs: Sequence[Job], mode: str) -> Job | None:
@@ -74,10 +75,3 @@ def _best(jobs: Sequence[Job], metric: str, mode: str, command: str) -> str:
     if job is None:
         return f"no job has measured {metric}"
     return f"best  job {job.number}, {metric} {job.value:.5g}; again: {command} {shlex.join(job.words)}".rstrip()
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

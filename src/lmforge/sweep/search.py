@@ -12,10 +12,10 @@ from typing import Any
 from lmforge.config.optional import require
 from lmforge.config.parse import Word, shown
 from lmforge.config.plain import Plain
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.rows import read_rows
 from lmforge.sweep.job import Job, Status, run_of
 from lmforge.sweep.planning import Planner
-from lmforge.training.rows import read_rows
 
 STUDY_FILE = "study.db"
 

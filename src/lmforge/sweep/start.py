@@ -13,7 +13,7 @@ from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import Word, read_words
 from lmforge.config.plain import Plain, to_plain
-from lmforge.config.prepare import typed as typed_value
+from lmforge.runs.plan import typed as typed_value
 from lmforge.sweep import going_on
 from lmforge.sweep.engine import Engine, Source
 from lmforge.sweep.folder import SweepFolder

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lmforge.data.packing import IGNORED
 from lmforge.tasks.cross_entropy import in_chunks, summed_cross_entropy, token_cross_entropy
+from lmforge.tasks.metrics import Counts, TokenScores
 from lmforge.tasks.update import UpdateTask
-from lmforge.training.metrics import Counts, TokenScores
 
 
 class CausalLM(UpdateTask):

@@ -1,6 +1,6 @@
 """One Lightning batch is one optimizer update: the step that every training objective shares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,9 +17,7 @@ from lmforge.data.windows import Window
 from lmforge.parallel.control import Agreed, Control
 from lmforge.parallel.plan import Parallel, Plan
 from lmforge.parallel.precision import ForwardPrecision
-from lmforge.training.metrics import Counts, TokenMetrics, TokenScores
-from lmforge.training.optimizers import set_learning_rate
-from lmforge.training.schedules import Schedule
+from lmforge.tasks.metrics import Counts, TokenMetrics, TokenScores
 
 
 class UpdateTask(pl.LightningModule):
@@ -33,7 +31,7 @@ class UpdateTask(pl.LightningModule):
         self,
         network: nn.Module,
         make_optimizers: Callable[..., list[Optimizer]],
-        schedule: Schedule,
+        schedule: Callable[[int, int], float],  # (step, total) -> factor of the peak rate
         total_steps: int,
         plan: Plan,
         seed: int,
@@ -235,3 +233,11 @@ def _norm(gradients: list[Tensor]) -> Tensor:
     if all(g.dtype not in (torch.float16, torch.bfloat16) for g in gradients):
         return get_total_norm(gradients)
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]))
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], factor: float) -> float:
+    """Scale every group's peak rate by `factor`; returns the first group's rate, the one that is logged."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group in groups:
+        group["lr"] = group["peak_lr"] * factor
+    return groups[0]["lr"]

@@ -24,12 +24,12 @@ from lmforge.config.launch import plain_environment, read_launch
 from lmforge.config.lines import show_log
 from lmforge.config.machine import thread_share
 from lmforge.config.plain import to_plain
-from lmforge.config.runs import RunFolder
 from lmforge.data.missing import make_missing
 from lmforge.data.module import TokenWindows
 from lmforge.parallel.plan import Plan
 from lmforge.parallel.precision import ForwardPrecision
 from lmforge.parallel.strategy import MeshStrategy
+from lmforge.runs.folder import RunFolder
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.checkpoint import Checkpoint
 from lmforge.training.lean import Unprofiled, lean_steps

@@ -14,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from lmforge.config.batch import batch_plan
 from lmforge.config.build import build
 from lmforge.config.errors import UsageError
-from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.rows import cut_rows
 from lmforge.training.assemble import device_type, entries, make_precision, warn
 from lmforge.training.checkpoint import Checkpoint, PieceReader
 from lmforge.training.checkpointing import CheckpointCallback
@@ -25,7 +26,6 @@ from lmforge.training.out_of_memory import MemoryGuard
 from lmforge.training.peak import matmul_peak
 from lmforge.training.preemption import Preemption
 from lmforge.training.resume import Restore, StartFrom
-from lmforge.training.rows import cut_rows
 from lmforge.training.saving import measurable
 
 

@@ -15,7 +15,6 @@ it is written under a hidden name, synced and renamed.
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from lmforge.config.aside import sync, write_aside
 from lmforge.config.errors import UsageError
 
 FORMAT = 1
@@ -108,19 +108,7 @@ def order_header(path: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write aside, sync and rename, so that the file is whole or absent."""
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    sync(aside)
-    aside.rename(path)
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_aside(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def digest(path: Path) -> str:
@@ -287,9 +275,3 @@ class PieceReader:
                 self.read_into(name, tensor.to_local(), tuple(offset))
         else:
             self.read_into(name, tensor.detach(), (0,) * tensor.dim())
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Visible checkpoint folders by rising step; whether they are whole is seen when they are opened."""
-    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[5:]))

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lmforge.training.rows import read_rows, write_rows
+from lmforge.runs.rows import read_rows, write_rows
 
 
 class CSVLog(Logger):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lmforge.config.errors import UsageError
-from lmforge.config.exports import CONFIG, TOKENIZER, WEIGHTS, read_export
 from lmforge.config.targets import load_target
+from lmforge.runs.exports import CONFIG, TOKENIZER, WEIGHTS, read_export
 from lmforge.training.checkpoint import PieceReader, digest
 
 

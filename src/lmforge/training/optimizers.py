@@ -34,14 +34,6 @@ def muon(
     return [Muon(matrices.values(), lr, momentum, weight_decay), _adamw(rest, adamw_lr, betas, eps, 0.0)]
 
 
-def set_learning_rate(optimizers: Iterable[Optimizer], factor: float) -> float:
-    """Scale every group's peak rate by `factor`; returns the first group's rate, the one that is logged."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    for group in groups:
-        group["lr"] = group["peak_lr"] * factor
-    return groups[0]["lr"]
-
-
 def _trainable(network: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in network.named_parameters() if p.requires_grad}
 

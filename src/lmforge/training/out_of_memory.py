@@ -19,11 +19,10 @@ from torch.distributed.tensor import DTensor
 from lmforge.config.batch import batch_plan
 from lmforge.config.errors import Exit, ExitError, OutOfMemory, RankLost, exit_code_of, is_out_of_memory
 from lmforge.config.remedies import remedies
-from lmforge.config.run_list import size
-from lmforge.config.runs import RunFolder, write_aside
 from lmforge.parallel.watch import GRACE, Death, Watch, oom_kills
+from lmforge.runs.facts import size
+from lmforge.runs.folder import RunFolder, list_checkpoints
 from lmforge.tasks.update import UpdateTask
-from lmforge.training.checkpoint import list_checkpoints
 from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.resources import peak_memory_bytes
 
@@ -133,10 +132,9 @@ class MemoryGuard(pl.Callback):
 
     def _noted_code(self) -> int | None:
         """What the rank itself wrote down before it ended, where its exit code could not be asked for."""
-        note = self.run.path / "exit_code"
-        with suppress(OSError, ValueError):
-            if note.stat().st_mtime >= self.began:
-                return int(note.read_text())
+        with suppress(OSError):
+            if self.run.exit_file.stat().st_mtime >= self.began:
+                return self.run.noted_end()
         return None
 
     def _give_up(self, death: Death) -> int:
@@ -148,8 +146,7 @@ class MemoryGuard(pl.Callback):
         error = self.explain(error) if self.report else error
         code = exit_code_of(error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        with suppress(OSError):
-            write_aside(self.run.path / "exit_code", f"{int(code)}\n")
+        self.run.note_end(code)
         return int(code)
 
 

@@ -2,13 +2,13 @@
 
 import json
 import math
-import os
 import re
 import time
 from pathlib import Path
 
 import torch
 
+from lmforge.config.aside import write_aside
 from lmforge.config.machine import cpu_model
 
 # dense bf16/fp16 tensor-core TFLOP/s without sparsity, from NVIDIA's datasheets; SXM unless the name says otherwise,
@@ -52,9 +52,7 @@ def _cpu_peak(dtype: torch.dtype, threads: int, path: Path) -> float:
     if key not in known:
         known[key] = _measure(dtype, threads)
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text(json.dumps(known, indent=1), encoding="utf-8")
-        aside.replace(path)
+        write_aside(path, json.dumps(known, indent=1))
     return known[key]
 
 

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmforge.config.errors import Exit, Requeue, Terminated, UsageError
-from lmforge.config.exports import is_export
 from lmforge.config.nearest import did_you_mean, nearest
-from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
 from lmforge.data.tokenizer import Tokenizer
+from lmforge.runs.exports import is_export
+from lmforge.runs.folder import RunFolder, list_checkpoints
+from lmforge.tasks.metrics import TokenMetrics
 from lmforge.tasks.update import UpdateTask
 from lmforge.training.assemble import warn
-from lmforge.training.checkpoint import Checkpoint, PieceReader, list_checkpoints
+from lmforge.training.checkpoint import Checkpoint, PieceReader
 from lmforge.training.checkpointing import CheckpointCallback, named_callbacks
 from lmforge.training.exported import Exported
-from lmforge.training.metrics import TokenMetrics
 from lmforge.training.preemption import Preemption
 from lmforge.training.saving import Keep, measurable, whole_checkpoints
 from lmforge.training.weights import load_weights, some

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lmforge.config.aside import sync
 from lmforge.config.errors import Exit, OutOfMemory, UsageError, exit_code_of, is_out_of_memory
 from lmforge.parallel.control import Control
+from lmforge.runs.folder import list_checkpoints
 from lmforge.training.checkpoint import (
     FORMAT,
     KINDS,
     Checkpoint,
     Piece,
-    list_checkpoints,
     local_piece,
-    sync,
     write_json,
     write_pieces,
     write_position,

@@ -11,10 +11,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from lmforge.config.runs import RunFolder
 from lmforge.data.module import TokenWindows
+from lmforge.runs.folder import RunFolder, list_checkpoints
 from lmforge.tasks.update import UpdateTask
-from lmforge.training.checkpoint import list_checkpoints, write_json
+from lmforge.training.checkpoint import write_json
 from lmforge.training.early_stopping import EarlyStop
 from lmforge.training.matmul_share import MatmulShare
 from lmforge.training.progress import clock, human

@@ -7,24 +7,24 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config import helptext
-from lmforge.config.alone import ALONE, plan_alone
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
 from lmforge.config.launch import CONFIG_VARIABLE, RUN_VARIABLE, Launch, end_with_parent, read_launch
 from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
-from lmforge.config.plain import Plain, to_config
-from lmforge.config.prepare import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
-from lmforge.config.runs import RunFolder, dump_yaml, write_aside
+from lmforge.config.plain import Plain, dump_yaml, to_config
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.plan import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
+from lmforge.start import helptext
+from lmforge.start.alone import ALONE, plan_alone
 from lmforge.sweep import start as sweep
 
 OF_RANKS = ("train", "evaluate")  # front doors that an outer launcher may start several times
@@ -158,7 +158,7 @@ class FrontDoor:
     def _run_job(self, config: DictConfig, run: RunFolder) -> int:
         self.run_folder = run
         if self.name == "train" and self.launch.rank == 0:
-            (run.path / "exit_code").unlink(missing_ok=True)
+            run.exit_file.unlink(missing_ok=True)
         let_idle_threads_sleep()
         try:
             with _announced(self.name, config, run):
@@ -169,11 +169,9 @@ class FrontDoor:
         return Exit.DONE
 
     def _note_end(self, code: Exit) -> None:
-        """How the run ended, for `lmforge runs` and for wrappers around launchers that hide the code: from the first
-        rank, and from any other that fails. A run that was killed has no such note."""
+        """From the first rank, and from any other that fails. A run that was killed has no such note."""
         if self.name == "train" and self.run_folder is not None and (self.launch.rank == 0 or code):
-            with suppress(OSError):  # a full disk may be what it ends with
-                write_aside(self.run_folder.path / "exit_code", f"{int(code)}\n")
+            self.run_folder.note_end(code)
 
     def _run_alone(self, plain: Plain) -> int:
         self.job(to_config(plain))

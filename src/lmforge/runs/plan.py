@@ -12,7 +12,6 @@ from lmforge.config.batch import world
 from lmforge.config.checks import NEEDED_BY, launch_problems, preflight
 from lmforge.config.compose import Composed, Composer
 from lmforge.config.errors import UsageError
-from lmforge.config.exports import export_problems, is_export, stored_config
 from lmforge.config.keys import find_key
 from lmforge.config.launch import Launch
 from lmforge.config.machine_checks import check_weights
@@ -21,8 +20,10 @@ from lmforge.config.parse import Tree, Word
 from lmforge.config.places import absolute_paths
 from lmforge.config.plain import Plain, flatten, get, put
 from lmforge.config.precision import read_precision
-from lmforge.config.runs import RunFolder, find_auto, find_run
 from lmforge.config.targets import check_targets
+from lmforge.runs.exports import export_problems, is_export, stored_config
+from lmforge.runs.find import find_auto, find_run
+from lmforge.runs.folder import RunFolder
 
 FROM_STORED = ("data", "model", "task")  # what evaluate.py takes from the run, and lets be typed on top
 OTHER_TEXT = ("data", "data.path", "data.name")  # of these the words that bring other text
@@ -141,15 +142,13 @@ def _finished(run: RunFolder, plain: Plain) -> str:
     return f"{run.path} is finished; {larger} goes on"
 
 
-def open_run(plan: Plan, words: Sequence[str], argv: Sequence[str], lock: bool = True) -> RunFolder:
+def open_run(plan: Plan, words: Sequence[str], argv: Sequence[str]) -> RunFolder:
     """Makes the new run folder, or claims the one to continue and records this start in it."""
     if plan.run is None:
         run = RunFolder.create(plan.plain, words, argv)
-        if lock:
-            run.lock()
+        run.lock()
         return run
-    if lock:
-        plan.run.lock()
+    plan.run.lock()
     plan.run.write_start(words, argv, plan.changed)
     if differs := plan.run.write_resumed():
         plan.notes.append(f"since the run began: {', '.join(differs)}")

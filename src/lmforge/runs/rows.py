@@ -1,9 +1,11 @@
-"""Rows of `metrics.csv`, read and rewritten whole; needs nothing but the standard library."""
+"""Rows of a table like `metrics.csv`, read and rewritten whole; imports nothing heavy."""
 
 import csv
 import io
-import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from lmforge.config.aside import write_aside
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -18,15 +20,13 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     ]
 
 
-def write_rows(path: Path, header: list[str], rows: list[dict[str, str]]) -> None:
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
     """Replace the whole file by renaming, so that a kill leaves the old or the new one."""
     text = io.StringIO()
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(aside, path)
+    write_aside(path, text.getvalue())
 
 
 def cut_rows(path: Path, step: int) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lmforge.config import run_list, run_removal
 from lmforge.config.errors import UsageError
-from lmforge.config.run_list import ago, disk_bytes, list_runs, read_run, size
-from lmforge.config.run_removal import find_doomed, remove_run
-from lmforge.config.runs import RunFolder, all_runs, find_run
+from lmforge.runs.facts import ago, disk_bytes, list_runs, read_run, size
+from lmforge.runs.find import all_runs, find_run
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.removal import find_doomed, remove_run
 
 COMMAND = [sys.executable, "-c", "from lmforge.cli import main; main()", "runs"]
 
@@ -215,7 +215,7 @@ def test_a_kill_while_deleting_leaves_no_half_run(compose, monkeypatch, tmp_path
         assert not (path.parent / run.id).exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_removal.shutil, "rmtree", killed)
+    monkeypatch.setattr("lmforge.runs.removal.shutil.rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         remove_run(RunFolder(run.path), Path("runs"))
     monkeypatch.undo()
@@ -244,7 +244,7 @@ def test_200_runs_in_less_than_a_second_without_torch(compose) -> None:
 def test_a_run_of_a_sweep_goes_by_its_whole_path_and_takes_its_empty_folders_along(compose, monkeypatch) -> None:
     run, nested = compose.run(), Path("runs/default/sweep/0")
     shutil.copytree(run.path, nested)
-    monkeypatch.setattr(run_list, "all_runs", lambda runs: [run, RunFolder(nested)])
+    monkeypatch.setattr("lmforge.runs.facts.all_runs", lambda runs: [run, RunFolder(nested)])
     assert {facts.label for facts in list_runs(Path("runs"), name="default")} == {
         f"default/{run.id}",
         "default/sweep/0",

@@ -9,8 +9,8 @@ from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
 from lmforge.config.parse import read_words
-from lmforge.config.prepare import continue_run, plan_from_run
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.plan import continue_run, plan_from_run
 
 
 def resumed(compose, run, *words):

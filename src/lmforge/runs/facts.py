@@ -17,7 +17,8 @@ import yaml
 
 from lmforge.config.errors import Exit
 from lmforge.config.plain import get
-from lmforge.config.runs import RunFolder, all_runs
+from lmforge.runs.find import all_runs
+from lmforge.runs.folder import RunFolder, list_checkpoints
 
 HEADLINE = ("val/bits_per_byte", "val/loss")  # the first one that was measured
 TAIL = 1 << 16  # bytes of a log in which its last row stands
@@ -76,7 +77,7 @@ def _own_runs(runs: Path) -> Iterator[RunFolder]:
 def read_run(run: RunFolder, runs: Path) -> RunFacts:
     """Never raises because of what a folder holds; one that cannot be understood is `broken`."""
     plain, summary = _mapping(_yaml(run.config_file)), _mapping(_json(run.summary_file))
-    checkpoints = _checkpoints(run)
+    checkpoints = list_checkpoints(run.checkpoints)
     newest = _state(checkpoints[-1]) if checkpoints else {}
     state = _state_word(run, plain, summary)
     saved = _whole(newest.get("step"))
@@ -103,7 +104,7 @@ def _state_word(run: RunFolder, plain: Mapping[str, Any], summary: Mapping[str, 
         return "broken"
     if summary and _ended(run, plain):
         return f"finished ({summary.get('reason', 'unknown')})"
-    code = _exit_code(run.path)
+    code = run.noted_end()
     return ENDINGS.get(code, f"failed ({code})") if code else "unfinished"
 
 
@@ -187,25 +188,8 @@ def _last_step(log: Path) -> int | None:
     return next((int(step) for step in reversed(steps) if step.isdigit()), None)
 
 
-def _checkpoints(run: RunFolder) -> list[Path]:
-    try:
-        found = [
-            path for path in run.checkpoints.iterdir() if path.name.startswith("step-") and path.name[5:].isdigit()
-        ]
-    except OSError:
-        return []
-    return sorted(found, key=lambda path: int(path.name[5:]))
-
-
 def _state(checkpoint: Path) -> Mapping[str, Any]:
     return _mapping(_json(checkpoint / "state.json"))
-
-
-def _exit_code(folder: Path) -> int | None:
-    try:
-        return int((folder / "exit_code").read_text(encoding="utf-8")[:10])
-    except (OSError, ValueError):
-        return None
 
 
 def _yaml(file: Path) -> Any:

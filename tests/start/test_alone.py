@@ -7,15 +7,15 @@ import sys
 import pytest
 import yaml
 
-from lmforge.config.alone import plan_alone
 from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import read_words
+from lmforge.start.alone import plan_alone
 
 DOOR = """
 import json, sys
 from lmforge.config.plain import to_plain
-from lmforge.config.entry import run_front_door
+from lmforge.start.entry import run_front_door
 run_front_door("prepare", lambda cfg: print("JOB " + json.dumps(to_plain(cfg))))
 """
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lmforge.config.errors import UsageError
 from lmforge.config.nearest import did_you_mean, nearest
-from lmforge.config.run_list import RunFacts, list_runs
-from lmforge.config.runs import RunFolder
+from lmforge.runs.facts import RunFacts, list_runs
+from lmforge.runs.folder import RunFolder
 
 
 def find_doomed(word: str, runs: Path) -> RunFacts:

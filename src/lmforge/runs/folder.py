@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import math
 import os
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig
 
-from lmforge.config.errors import UsageError
-from lmforge.config.exports import is_export
-from lmforge.config.keys import find_key
-from lmforge.config.machine import AUTO_PRECISIONS
-from lmforge.config.nearest import did_you_mean, nearest
-from lmforge.config.plain import Plain, check_schema, flatten, get, to_config
-from lmforge.config.provenance import differences, provenance, read_facts
+from lmforge.config.aside import write_aside
+from lmforge.config.errors import Exit, UsageError
+from lmforge.config.plain import Plain, PlainLoader, check_schema, dump_yaml, get, to_config
 from lmforge.config.targets import check_targets
+from lmforge.runs.provenance import differences, provenance, read_facts
 
 SWEEP_FILE = "sweep.yaml"  # what makes a folder a sweep's: its jobs' run folders lie in it
 # The parts every stored config has.
 PARTS = ("name", "seed", "batch", "paths", "data", "model", "task", "optimizer", "schedule", "strategy", "precision",
          "compile", "trainer", "callbacks", "logger")  # fmt: skip
-
-
-class PlainLoader(yaml.SafeLoader):
-    """No aliases: a few lines of them can stand for gigabytes."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not allowed in a stored config")
-        return super().compose_node(parent, index)
-
-
-class _PlainDumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def dump_yaml(value: Any) -> str:
-    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=10**6)
 
 
 class RunFolder:
@@ -84,6 +63,10 @@ class RunFolder:
     @property
     def summary_file(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def exit_file(self) -> Path:
+        return self.path / "exit_code"
 
     @classmethod
     def create(
@@ -140,6 +123,18 @@ class RunFolder:
 
     def load(self) -> DictConfig:
         return to_config(self.load_plain())
+
+    def note_end(self, code: Exit) -> None:
+        """How the run ended, for `lmforge runs` and for wrappers around launchers that hide the code."""
+        with suppress(OSError):  # a full disk may be what it ends with
+            write_aside(self.exit_file, f"{int(code)}\n")
+
+    def noted_end(self) -> int | None:
+        """The code it ended with; None for a run that is at work, was killed, or has another's note."""
+        try:
+            return int(self.exit_file.read_text(encoding="utf-8")[:10])
+        except (OSError, ValueError):
+            return None
 
     def summary(self) -> dict[str, Any]:
         """The closing summary, empty while there is none."""
@@ -204,14 +199,10 @@ def stored_problems(plain: Plain) -> list[str]:
     return [*problems, *check_targets(plain), *check_schema(plain).values()]
 
 
-def write_aside(file: Path, text: str) -> None:
-    """Writes beside the file, then renames: readers see the old text or the new, never half."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with aside.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    aside.rename(file)
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Visible checkpoint folders by rising step; whether they are whole is seen when they are opened."""
+    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name[5:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 def new_folder(parent: Path) -> Path:
@@ -223,76 +214,3 @@ def new_folder(parent: Path) -> Path:
         except FileExistsError:
             continue
         return folder
-
-
-def all_runs(runs: Path) -> list[RunFolder]:
-    """Every run below the runs folder, jobs of sweeps among them, the one started or resumed last first."""
-    folders = ("[!.]*/[!.]*", "[!.]*/[!.]*/[!.]*")
-    found = [file.parent for pattern in folders for file in runs.glob(f"{pattern}/config.yaml")]
-    return [RunFolder(path) for path in sorted(found, key=_last_start, reverse=True)]
-
-
-def _last_start(path: Path) -> tuple[int, str]:
-    starts = path / "overrides.yaml"
-    return (starts if starts.is_file() else path / "config.yaml").stat().st_mtime_ns, path.name
-
-
-def find_run(word: str, runs: Path, key: str = "run") -> RunFolder:
-    """The run that `latest`, a folder, or `<name>/<id>` below the runs folder stands for."""
-    if word == "latest":
-        found = all_runs(runs)
-        if not found:
-            raise UsageError(f"{key}=latest: no run below {runs}; train one first, or set paths.runs")
-        return found[0]
-    for path in (Path(word), runs / word):
-        if (path / "config.yaml").is_file() or (key == "run" and is_export(path)):
-            return RunFolder(path)
-    if any((path / SWEEP_FILE).is_file() for path in (Path(word), runs / word)):
-        raise UsageError(f"{key}={word}: a sweep; name a job of it ({key}={word}/0), or add -m to go on with all of it")
-    if Path(word).exists():
-        raise UsageError(f"{key}={word}: not a run folder (it holds no config.yaml)")
-    known = [str(run.path) for run in all_runs(runs)]
-    near = nearest(word, known)
-    listed = f"; newest: {', '.join(known[:3])}" if known else f"; there are no runs below {runs}"
-    raise UsageError(f"{key}={word}: no such run folder{did_you_mean(near)}{listed}")
-
-
-def fingerprint(plain: Plain, any_precision: bool = False) -> str:
-    """Hash of all that makes a run what it is: the resolved config without the keys that may change on resume, and
-    with `any_precision` without precision."""
-    fixed = {key: value for key, value in flatten(plain) if _makes_the_run(key)}
-    if any_precision:
-        fixed = {key: value for key, value in fixed.items() if not key.startswith("precision.")}
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _makes_the_run(key: str) -> bool:
-    line = find_key(key)
-    return line is None or line.resume != "free"
-
-
-def runs_like(plain: Plain, any_precision: bool = False) -> Iterator[RunFolder]:
-    """Runs of this config's name and fingerprint, newest first; unreadable ones are passed over. With `any_precision`
-    also those with another precision that precision=auto chooses on some machines."""
-    wanted = fingerprint(plain, any_precision)
-    for run in all_runs(Path(plain["paths"]["runs"])):
-        if run.name != plain["name"]:
-            continue
-        try:
-            stored = run.load_plain()
-        except UsageError:
-            continue
-        automatic = stored["precision"]["word"] in AUTO_PRECISIONS
-        if fingerprint(stored, any_precision) == wanted and (automatic or not any_precision):
-            yield run
-
-
-def find_auto(plain: Plain, any_precision: bool = False) -> tuple[RunFolder | None, RunFolder | None]:
-    """(the newest unfinished run like this config, the newest finished one)."""
-    unfinished = finished = None
-    for run in runs_like(plain, any_precision):
-        if not run.finished(plain):
-            unfinished = run
-            break
-        finished = finished or run
-    return unfinished, finished

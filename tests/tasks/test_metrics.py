@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lmforge.training.metrics import Counts, TokenMetrics
+from lmforge.tasks.metrics import Counts, TokenMetrics
 
 
 def counts(loss: float, targets: int, correct: int = 0, size: int = 0) -> Counts:

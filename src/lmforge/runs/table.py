@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lmforge.config.run_list import RunFacts, ago, list_runs, size
-from lmforge.config.run_removal import find_doomed, remove_run
+from lmforge.runs.facts import RunFacts, ago, list_runs, size
+from lmforge.runs.removal import find_doomed, remove_run
 
 COLUMNS = ("run", "state", "steps", "metric", "disk", "active")
 COLOURS = {"running": "bold cyan", "finished": "green", "failed": "red", "broken": "red"}

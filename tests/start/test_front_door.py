@@ -83,7 +83,7 @@ def test_completion(door, typed, offered):
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [("RuntimeError", 1), ("UsageError", 2), ("NonFinite", 3), ("OutOfMemory", 4), ("Stall", 5),
+    ("error", "code"), [("RuntimeError", 1), ("UsageError", 2), ("NonFinite", 3), ("OutOfMemory", 4),
                         ("Requeue", 85), ("Terminated", 143)]
 )  # fmt: skip
 def test_exit_codes(door, error, code):
@@ -144,7 +144,7 @@ def test_finished_run_ends_with_a_word(door, compose):
 
 INTERRUPT = """
 import sys
-from lmforge.config.entry import run_front_door
+from lmforge.start.entry import run_front_door
 
 def job(cfg, run):
     try:

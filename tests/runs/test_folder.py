@@ -9,14 +9,17 @@ import sys
 import pytest
 import yaml
 
-from lmforge.config import provenance
+from lmforge.config.aside import write_aside
 from lmforge.config.errors import UsageError
-from lmforge.config.prepare import continue_run, open_run
-from lmforge.config.runs import RunFolder, all_runs, dump_yaml, find_auto, find_run, fingerprint, write_aside
+from lmforge.config.plain import dump_yaml
+from lmforge.runs import provenance
+from lmforge.runs.find import all_runs, find_auto, find_run, fingerprint
+from lmforge.runs.folder import RunFolder
+from lmforge.runs.plan import continue_run, open_run
 
 HOLD = r"""
 import os, sys, time
-from lmforge.config.runs import RunFolder
+from lmforge.runs.folder import RunFolder
 run = RunFolder(sys.argv[1])
 run.lock()
 ready, done = os.pipe()
@@ -204,12 +207,12 @@ def test_the_word_at_the_end_names_what_goes_on(compose):
 def test_a_start_elsewhere_is_recorded_and_said(compose, monkeypatch):
     run = compose.run()
     plan = compose.plan(f"resume={run.path}")
-    open_run(plan, [], ["train.py"], lock=False)
+    open_run(plan, [], ["train.py"]).unlock()
     assert not [note for note in plan.notes if note.startswith("since the run began")]
     monkeypatch.setattr(provenance, "cpu_model", lambda: "Another CPU")
     monkeypatch.setattr(provenance, "_git", lambda folder, *words: "f" * 40)
     plan = compose.plan(f"resume={run.path}")
-    open_run(plan, [], ["train.py"], lock=False)
+    open_run(plan, [], ["train.py"]).unlock()
     (line,) = [note for note in plan.notes if note.startswith("since the run began")]
     assert "-> Another CPU" in line
     facts = json.loads((run.path / "provenance.json").read_text())

@@ -9,8 +9,8 @@ from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import Word
 from lmforge.config.places import absolute_paths
-from lmforge.config.prepare import Plan
 from lmforge.config.targets import check_targets
+from lmforge.runs.plan import Plan
 
 ALONE = ("prepare", "runs")  # jobs that read no run and start none; they get the config only
 

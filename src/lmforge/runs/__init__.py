@@ -1,0 +1,1 @@
+"""Run folders and exports: making, finding, checking, listing, removing. Nothing here imports torch."""
