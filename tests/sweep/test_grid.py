@@ -13,6 +13,7 @@ import yaml
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import read_words
 from lmforge.config.runs import all_runs, find_run
+from lmforge.sweep.planning import words_of_params
 from lmforge.sweep.start import run
 
 
@@ -92,6 +93,7 @@ def test_a_combination_that_cannot_be_fails_alone(door, tmp_path):
         (["seed=1,x"], "seed=x: not allowed"),
         (["strategy=ddp,fspd"], "did you mean fsdp?"),
         (["sede=1,2"], "unknown key sede"),
+        (["optimizer.lr=1e-3,0.001"], "optimizer.lr=1e-3,0.001: holds 0.001 twice"),
         (["model.n_head=3,5"], "job 1 (model.n_head=5): "),
         (["seed=1,2", "optimizer.lr=fast"], "optimizer.lr=fast: not allowed"),
         (["optimizer.lr=interval(1e-4, 1e-2)"], "to search the space add sweep=optuna"),
@@ -139,6 +141,20 @@ params:
     assert "the config asks for a sweep" in door("train.py", "seed=7").err
     (configs / "sweep" / "mine.yaml").write_text('defaults: [grid, _self_]\nparams: {"optimizer.lr": fast}\n')
     assert "optimizer.lr=fast: not allowed" in door("train.py", "-m").err
+
+
+def test_every_value_of_a_file_comes_through(composer):
+    values = {
+        "callbacks.samples.prompt": ["def f(a, b):", "it's \\\\' \"x\"\\\\", "a"],
+        "trainer.gradient_clip_val": [None, 1.0],
+        "experiment": [None, "gpt2-124m"],
+        "model.qk_norm": [True, False],
+    }
+    words = words_of_params(composer, values, [], problems := [])
+    assert not problems
+    assert {word.key: list(word.values) for word in words} == values
+    again = read_words([word.raw for word in words], composer.tree, True, problems)
+    assert [word.values for word in again] == [word.values for word in words]
 
 
 WAITING = """

@@ -156,6 +156,8 @@ def test_a_point_that_is_drawn_again_keeps_its_result(tmp_path, settings, compos
         source.tell(job)
     assert trained == 2
     assert [job.value for job in source.jobs] == [losses[job.swept["seed"]] for job in source.jobs]
+    originals = {job.number for job in source.jobs if not job.reason}
+    assert {int(job.reason.rsplit(" ", 1)[1]) for job in source.jobs if job.reason} <= originals
     assert [trial.value for trial in source.study.trials] == [job.value for job in source.jobs]
 
 

@@ -164,9 +164,9 @@ def _read_group(key: str, text: str, token: str, tree: Tree, multirun: bool, pro
 
 def _read_value(key: str, text: str, token: str, multirun: bool, problems: list[str]) -> Word | None:
     known = find_key(key)
-    if known is not None and known.kind in ("text", "path", "name"):
-        return Word(key, tuple(_read_text(known, key, text, multirun)), token)
     try:
+        if known is not None and known.kind in ("text", "path", "name"):
+            return Word(key, tuple(_read_text(known, key, text, multirun)), token)
         values, space = _read_typed(known, key, text, token, multirun)
     except UsageError as error:
         problems += error.problems
@@ -190,6 +190,8 @@ def _read_text(known: Key, key: str, text: str, multirun: bool) -> list[Any]:
         parsed = _hydra_value(known, key, text)
         if parsed is not None:
             return [None if value is None and known.nullable else shown(value) for value in parsed[0]]
+        if not quoted:
+            raise UsageError(f'{key}={text}: its values cannot be read; quote each one: \'{key}=choice("A","B")\'')
     if multirun and (known.words or known.kind == "name"):
         parts = [part.strip() for part in text.split(",")]
         return [None if part == "null" and known.nullable else part for part in parts]
@@ -220,8 +222,9 @@ def _hydra_value(known: Key | None, key: str, text: str) -> tuple[list[Any], Spa
     from hydra.core.override_parser.types import Glob, IntervalSweep
     from hydra.errors import HydraException
 
+    listed = re.sub(r"^choice\((.*\bnull\b.*)\)$", r"\1", text, flags=re.DOTALL)  # Hydra's choice() takes no null
     try:
-        override = OverridesParser.create().parse_override(f"{key}={text}")
+        override = OverridesParser.create().parse_override(f"{key}={listed}")
         if isinstance(override._value, Glob):
             return None
         if not override.is_sweep_override():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,15 +28,23 @@ def words_of_params(composer: Composer, params: Plain, typed: Sequence[Word], pr
 
 def _as_typed(value: Any) -> str:
     """A YAML list holds the values to sweep, each of which may be a list itself."""
-    if not isinstance(value, list):
+    return f"choice({','.join(map(_item, value))})" if isinstance(value, list) else shown(value)
+
+
+def _item(value: Any) -> str:
+    """One value of a list, in quotes where its text would be read as something else."""
+    if isinstance(value, list):
+        return f"[{shown(value)}]"
+    if not isinstance(value, str) or re.fullmatch(r"[\w./+-]+", value):
         return shown(value)
-    return f"choice({','.join(f'[{shown(item)}]' if isinstance(item, list) else shown(item) for item in value)})"
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
+    return f"'{escaped}'"
 
 
 def value_problems(composer: Composer, words: Sequence[Word], broken: Sequence[str]) -> list[str]:
     """Problems of single values: each value of each word is composed once, with every combination of groups. Also
     composes all that a job can need, so that it can be frozen."""
-    problems: list[str] = []
+    problems = [f"{word.raw}: holds {value} twice" for word in words for value in _repeated(word)]
     spaces = {word.key: word.raw for word in words if word.space}
     for chosen in _choices(words):
         for row in range(max((len(word.values) for word in chosen), default=1)):
@@ -42,6 +52,11 @@ def value_problems(composer: Composer, words: Sequence[Word], broken: Sequence[s
             for key, problem in composer.compose(single, broken).problems.items():
                 problems.append(f"{spaces[key]}: {problem}" if key in spaces else problem)
     return list(dict.fromkeys(problems))
+
+
+def _repeated(word: Word) -> list[str]:
+    """Values that would make the same job again, and count a seed twice."""
+    return [value for value, count in Counter(map(shown, word.values)).items() if count > 1]
 
 
 def _choices(words: Sequence[Word]) -> Iterator[list[Word]]:

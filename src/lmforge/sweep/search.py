@@ -84,9 +84,9 @@ class Search:
 
     def _copy_twin(self, job: Job) -> None:
         """The same words give the same run: a point that is drawn again keeps its result and is not trained again."""
-        for twin in self.jobs:
-            if twin.words == job.words and twin.status == "done":
-                job.status, job.value, job.reason = "done", twin.value, f"the same as job {twin.number}"
+        twin = next((twin for twin in self.jobs if twin.words == job.words and twin.status == "done"), None)
+        if twin is not None:
+            job.status, job.value, job.reason = "done", twin.value, f"the same as job {twin.number}"
 
     def _sampler(self, number: int) -> Any:
         """A sampler of this trial's own: its values follow from the seed, its number and the results so far, the same
