@@ -80,6 +80,11 @@ def test_resume_auto_finds_the_unfinished_sweep_of_the_same_words(sweep):
     sweep("-m", "optimizer.lr=1e-3", "seed=0,1", "resume=auto")  # the same words in another order
     assert sweep.column("status") == ["done"] * 2
     assert "is finished" in sweep(*words)
+    broken = sweep.folder / "runs" / "default" / "zzz"
+    broken.mkdir()
+    (broken / "sweep.yaml").write_text("words: 3")
+    assert "passes over runs/default/zzz/sweep.yaml: " in sweep(*words)
+    (broken / "sweep.yaml").unlink()
     sweep("-m", "seed=5", "resume=auto")
     assert len(list(sweep.folder.glob("runs/*/*/sweep.yaml"))) == 2
 
@@ -111,6 +116,7 @@ def test_a_folder_that_is_something_else_is_refused(sweep):
     (sweep.folder / "things").mkdir()
     (sweep.folder / "things" / "a").touch()
     assert "holds a but no sweep" in sweep(*GRID, "sweep.folder=things", code=2)
+    assert "cannot be made" in sweep(*GRID, "sweep.folder=things/a", code=2)
 
 
 def job_of(plain):
@@ -125,13 +131,16 @@ SETTINGS = "{kind: grid, metric: val/loss}"
     [
         ("sweep.yaml", "words: [seed=1", "not a sweep's words and settings"),
         ("sweep.yaml", "words: {}\nsettings: {}", "not a sweep's words and settings"),
+        ("sweep.yaml", "words: [3]\nsettings: {}", "not a sweep's words and settings"),
         ("sweep.yaml", "words: []\nsettings: {kind: exec}", "sweep.kind=exec: stored, but not one of grid, optuna"),
         ("sweep.yaml", "words: []\nsettings: {kind: grid, jobs: many}", "sweep.jobs=many: not allowed"),
         ("frozen.json", "{", "cannot be read"),
         ("frozen.json", '{"jobs": [{"word": 1}]}', "frozen configs are broken"),
+        ("frozen.json", '{"jobs": 3}', "cannot be read"),
         ("frozen.json", '{"bases": []}', "frozen configs are broken"),
         ("frozen.json", job_of('{"task": {"_target_": "os.system"}}'), "os.system"),
         ("table.csv", "job,status\nx,done\n", "not a sweep's table"),
+        ("table.csv", "job\n0\n", "not a sweep's table"),
         ("table.csv", "job,status,reason,seconds,val/loss\n0,gone,,1,2\n", "the row of job 0 is broken"),
     ],
 )

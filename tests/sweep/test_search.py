@@ -173,6 +173,12 @@ def test_without_optuna(monkeypatch):
         search.import_optuna()
 
 
+def test_a_broken_study_is_named(tmp_path, settings, rates):
+    (tmp_path / "study.db").write_text("no database, however long one looks at it" * 10)
+    with pytest.raises(UsageError, match="cannot be used as the sweep's study"):
+        Search(tmp_path, settings, rates, parallel=False)
+
+
 def test_no_further_job_after_the_timeout(tmp_path, settings, planner):
     assert Search(tmp_path, settings | {"timeout_minutes": 1e-9}, planner, parallel=False).next() is None
 
