@@ -102,6 +102,16 @@ def test_config_files_that_change_meanwhile_change_no_job(sweep):
     assert all(decay < 7 for decay in decays), decays
 
 
+def test_a_search_that_goes_on_in_another_folder_reads_the_same_text(sweep, tmp_path_factory):
+    elsewhere = type(sweep)(tmp_path_factory.mktemp("elsewhere"))
+    for place in (sweep, elsewhere):
+        (place.folder / "text.txt").write_text(f"of {place.folder}")
+    sweep(*SEARCH, "sweep.trials=1", "data=text", "data.path=text.txt")
+    elsewhere(f"sweep.folder={sweep.path}", "sweep.trials=2")
+    read = [RunFolder(sweep.path / str(job)).load_plain()["data"]["path"] for job in range(2)]
+    assert read == [str(sweep.folder / "text.txt")] * 2
+
+
 def test_two_callers_of_one_sweep(sweep):
     process = sweep.start(*GRID, HOLD="0")
     wait_for(lambda: list(sweep.folder.glob("runs/*/*/0/steps")), process)

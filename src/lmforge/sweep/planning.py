@@ -6,6 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import chdir
 from typing import Any
 
 from lmforge.config.batch import world
@@ -72,8 +73,9 @@ def _pick(word: Word, value: object) -> Word:
 class Planner:
     """Makes jobs of a sweep's words."""
 
-    def __init__(self, composer: Composer, words: Sequence[Word], broken: Sequence[str]) -> None:
-        self.composer, self.words, self.broken = composer, words, broken
+    def __init__(self, composer: Composer, words: Sequence[Word], broken: Sequence[str], home: str = ".") -> None:
+        """`home` is the folder that relative paths begin at: where the sweep was started, wherever it goes on."""
+        self.composer, self.words, self.broken, self.home = composer, words, broken, home
         self.cores = 0  # of each job when several run side by side
 
     def job(self, number: int, values: Sequence[Any]) -> Job:
@@ -82,7 +84,8 @@ class Planner:
         swept = {one.key: shown(one.value) for one, word in zip(single, self.words, strict=True) if word.swept}
         job = Job(number, [word.raw for word in single], swept)
         try:
-            plan = plan_train(self.composer, single, self.broken, Launch())
+            with chdir(self.home):
+                plan = plan_train(self.composer, single, self.broken, Launch())
         except UsageError as error:
             job.status, job.reason = "refused", "; ".join(error.problems)
             return job
