@@ -112,6 +112,17 @@ def test_a_search_that_goes_on_in_another_folder_reads_the_same_text(sweep, tmp_
     assert read == [str(sweep.folder / "text.txt")] * 2
 
 
+def test_a_job_never_takes_over_a_run_with_other_values(sweep):
+    """As when a search whose study was lost draws again, in the order that other results came in."""
+    sweep("-m", "trainer.max_steps=5,6")
+    first = sweep.path
+    (first / "1" / "config.yaml").rename(first / "0" / "config.yaml")
+    (first / "table.csv").unlink()
+    sweep(f"sweep.folder={first}", code=1)
+    assert sweep.column("status") == ["failed", "done"]
+    assert "the run of another job" in sweep.column("reason")[0]
+
+
 def test_two_callers_of_one_sweep(sweep):
     process = sweep.start(*GRID, HOLD="0")
     wait_for(lambda: list(sweep.folder.glob("runs/*/*/0/steps")), process)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from lmforge.config.errors import Exit, UsageError
-from lmforge.config.plain import Plain
-from lmforge.config.runs import RunFolder
+from lmforge.config.plain import Plain, get
+from lmforge.config.runs import RunFolder, fingerprint
 from lmforge.sweep.folder import SweepFolder
 from lmforge.sweep.job import FAILURES, FINAL, Job, run_of
 from lmforge.sweep.process import STOPPED_BY, JobProcess, Stop, last_line, meaning
@@ -101,6 +101,7 @@ class Engine:
                 RunFolder.create(job.plain, job.words, self.argv, run.path)
                 return "starts"
             _wait_until_free(run, self.stop)
+            _check_same(run, job)
             if run.finished(job.plain):
                 job.finish(run, self.settings["metric"])
                 return None
@@ -156,6 +157,15 @@ class Engine:
 
     def _say(self, line: str, wrong: bool = False) -> None:
         print(line, file=sys.stderr if wrong else sys.stdout, flush=True)
+
+
+def _check_same(run: RunFolder, job: Job) -> None:
+    """Raises UsageError when the folder holds a run with other values than the job's row says."""
+    assert job.plain is not None
+    stored = run.load_plain()
+    same = all(get(stored, key) == get(job.plain, key) for key in job.swept)
+    if not same or fingerprint(stored, any_precision=True) != fingerprint(job.plain, any_precision=True):
+        raise UsageError(f"{run.path}: holds the run of another job; the sweep's files do not belong together")
 
 
 def _wait_until_free(run: RunFolder, stop: Stop) -> None:
