@@ -199,6 +199,13 @@ def test_a_search_from_its_words_to_its_table(sweep):
     assert "can be pruned: trainer.val_every_n_steps=null" in output
 
 
+def test_jobs_that_measured_nothing_are_no_failures_when_the_search_goes_on(sweep):
+    words = ("sweep=optuna", "sweep.trials=2", "seed=interval(1,1000)", "sweep.metric=val/accuracy", "sweep.mode=max")
+    assert "no job has measured val/accuracy" in sweep(*words)
+    sweep(f"sweep.folder={sweep.path}")
+    assert sweep.column("status") == ["done"] * 2
+
+
 def test_a_pruned_job_is_ended_and_is_no_failure(sweep):
     """The second job has the larger loss, and waits until it is ended."""
     words = ("sweep=optuna", "model.n_layer=choice(2,4)", "sweep.trials=2", "sweep.sampler=random")
