@@ -11,9 +11,11 @@ import pytest
 import yaml
 
 from lmforge.config.errors import UsageError
+from lmforge.config.helptext import problems_text
 from lmforge.config.parse import read_words
 from lmforge.config.runs import all_runs, find_run
 from lmforge.sweep.planning import words_of_params
+from lmforge.sweep.process import last_line
 from lmforge.sweep.start import run
 
 
@@ -67,6 +69,16 @@ def test_a_failing_job_does_not_stop_the_others(door, tmp_path):
     assert table(tmp_path)[1]["reason"] == "exit 1 failed: RuntimeError: told to fail"
     logs = [folder.joinpath("job.log").read_text() for folder in folders(tmp_path)]
     assert ["Traceback" in log for log in logs] == [False, True, False]
+
+
+def test_the_reason_is_what_went_wrong_and_no_advice(tmp_path):
+    log = tmp_path / "job.log"
+    memory = "OutOfMemory: rank 1 ran out\n  the run goes on with\n    batch.micro_sequences=8    in 2 parts\n"
+    log.write_text(memory + problems_text("train", ["weights=x: not this model's"]))
+    assert last_line(log, 2) == "weights=x: not this model's"
+    assert last_line(log, 4) == "OutOfMemory: rank 1 ran out"
+    log.write_text("\n")
+    assert last_line(log, 4) == "no output"
 
 
 def test_stop_on_failure(door, tmp_path):

@@ -17,6 +17,7 @@ COMMANDS = {
     "runs": "lmforge runs",
     "prepare": "lmforge prepare",
 }
+HINT = "--help lists groups and words)"  # ends a list of problems
 ABOUT = {
     "train": "Trains a language model. With nothing typed: a small GPT on the standard library's sources, offline.",
     "evaluate": "Scores a trained run: loss, perplexity, bits per byte, next-token accuracy.",
@@ -95,7 +96,7 @@ Flags
 def problems_text(name: str, problems: Sequence[str]) -> str:
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     listed = "\n".join(f"  {problem}" for problem in problems)
-    return f"{COMMANDS.get(name, name)}: {count}\n{listed}\n({COMMANDS.get(name, name)} --help lists groups and words)"
+    return f"{COMMANDS.get(name, name)}: {count}\n{listed}\n({COMMANDS.get(name, name)} {HINT}"
 
 
 def hand_to_hydra(name: str, tree: Tree, command: Command, argv: list[str]) -> int:

@@ -142,7 +142,7 @@ class Engine:
         elif stopped:
             job.status, job.reason = "interrupted", meaning(code)
         else:
-            job.status, job.reason = "failed", f"{meaning(code)}: {last_line(process.log)}"
+            job.status, job.reason = "failed", f"{meaning(code)}: {last_line(process.log, code)}"
 
     def _settle(self, job: Job) -> None:
         self.failed |= job.status == "failed"
