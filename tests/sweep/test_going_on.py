@@ -123,6 +123,15 @@ def test_a_job_never_takes_over_a_run_with_other_values(sweep):
     assert "the run of another job" in sweep.column("reason")[0]
 
 
+def test_a_broken_summary_fails_its_job_alone(sweep):
+    sweep("-m", "seed=1,2")
+    (sweep.path / "table.csv").unlink()
+    (sweep.path / "0" / "summary.json").write_text("{")
+    sweep(f"sweep.folder={sweep.path}", code=1)
+    assert sweep.column("status") == ["failed", "done"]
+    assert "summary.json: cannot be read" in sweep.column("reason")[0]
+
+
 def test_two_callers_of_one_sweep(sweep):
     process = sweep.start(*GRID, HOLD="0")
     wait_for(lambda: list(sweep.folder.glob("runs/*/*/0/steps")), process)
