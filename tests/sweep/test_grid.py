@@ -169,6 +169,15 @@ def test_every_value_of_a_file_comes_through(composer):
     assert [word.values for word in again] == [word.values for word in words]
 
 
+def test_the_words_of_a_job_are_read_back_as_its_values(composer):
+    values = ("'x'", "null", "choice(a)", "it's", 'say "no"')
+    (word,) = words_of_params(composer, {"callbacks.samples.prompt": list(values)}, [], [])
+    assert word.values == values
+    raw = [word.single(value).raw for value in values]
+    assert [one.value for one in read_words(raw, composer.tree, False, [])] == list(values)
+    assert raw[3:] == ["callbacks.samples.prompt=it's", 'callbacks.samples.prompt=say "no"']
+
+
 WAITING = """
 import signal, sys, time
 from lmforge.config.entry import run_front_door

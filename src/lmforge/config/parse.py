@@ -20,6 +20,7 @@ FLAGS = {
     "-m": "multirun", "--multirun": "multirun", "-sc": "completion", "--shell-completion": "completion",
 }  # fmt: skip
 MAY_BE_NULL = ("experiment", "debug")
+QUOTED = re.compile(r"""(["']).*\1""", re.DOTALL)
 
 
 @dataclass
@@ -57,7 +58,9 @@ class Word:
         return len(self.values) > 1
 
     def single(self, value: Any) -> Word:
-        return Word(self.key, (value,), f"{self.key}={shown(value)}", self.group, self.drop)
+        literal = isinstance(value, str) and (QUOTED.fullmatch(value) or value == "null" or value.startswith("choice("))
+        text = quoted(value) if literal and not self.group else shown(value)
+        return Word(self.key, (value,), f"{self.key}={text}", self.group, self.drop)
 
 
 class Tree:
@@ -185,12 +188,12 @@ def _read_text(known: Key, key: str, text: str, multirun: bool) -> list[Any]:
     so do commas in names and in text of a fixed set, which cannot hold one."""
     if text == "null" and known.nullable:
         return [None]
-    quoted = re.fullmatch(r"""(["']).*\1""", text, re.DOTALL)
-    if quoted or (multirun and text.startswith("choice(")):
+    in_quotes = QUOTED.fullmatch(text)
+    if in_quotes or (multirun and text.startswith("choice(")):
         parsed = _hydra_value(known, key, text)
         if parsed is not None:
             return [None if value is None and known.nullable else shown(value) for value in parsed[0]]
-        if not quoted:
+        if not in_quotes:
             raise UsageError(f'{key}={text}: its values cannot be read; quote each one: \'{key}=choice("A","B")\'')
     if multirun and (known.words or known.kind == "name"):
         parts = [part.strip() for part in text.split(",")]
@@ -244,6 +247,12 @@ def _clean(value: Any) -> Any:
     if isinstance(value, QuotedString):
         return value.text
     return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+def quoted(text: str) -> str:
+    """The text in quotes, in which it is read as it stands."""
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from lmforge.config.batch import world
 from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
-from lmforge.config.parse import Word, read_words, shown
+from lmforge.config.parse import Word, quoted, read_words, shown
 from lmforge.config.plain import Plain, flatten, put
 from lmforge.config.prepare import plan_train
 from lmforge.sweep.job import Job
@@ -38,8 +38,7 @@ def _item(value: Any) -> str:
         return f"[{shown(value)}]"
     if not isinstance(value, str) or re.fullmatch(r"[\w./+-]+", value):
         return shown(value)
-    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
-    return f"'{escaped}'"
+    return quoted(value)
 
 
 def value_problems(composer: Composer, words: Sequence[Word], broken: Sequence[str]) -> list[str]:
