@@ -17,6 +17,17 @@ def test_typed_beats_debug_beats_experiment_beats_groups(compose):
     assert typed["model"]["activation"] == "swiglu"
 
 
+def test_null_takes_a_preset_out(compose, tree, tmp_path):
+    assert compose.plain("experiment=null", "debug=null") == compose.plain()
+    folder = tmp_path / "configs"
+    shutil.copytree(tree.folder, folder)
+    main = folder / "train.yaml"
+    main.write_text(main.read_text().replace("- debug: null", "- debug: fast"))
+    composer = Composer("train", Tree(folder))
+    assert composer.compose([]).plain["name"] == "debug"
+    assert composer.compose(compose.words("debug=null")).plain == compose.plain()
+
+
 def test_numbers_without_a_dot_from_file_and_command_line(tree, tmp_path, compose):
     folder = tmp_path / "configs"
     shutil.copytree(tree.folder, folder)

@@ -57,6 +57,8 @@ def test_home_is_followed(tree, monkeypatch):
         ("prompt=a, b", ["a, b"]),
         ("prompt=choice('a, b','c')", ["a, b", "c"]),
         ("compile.backend=null,eager", [None, "eager"]),
+        ("compile.backend=choice(null,eager)", [None, "eager"]),
+        ("trainer.gradient_clip_val=choice(null,1.0)", [None, 1.0]),
         ("name=a,b", ["a", "b"]),
     ],
 )
@@ -82,6 +84,11 @@ def test_problems_name_the_way_out(tree, token, said):
     assert read_words([token, "seed=1"], tree, False, problems)[-1].key == "seed"
     assert len(problems) == 1
     assert said in problems[0]
+
+
+def test_a_list_of_texts_that_cannot_be_read_is_no_text(tree):
+    read_words(["prompt=choice(def f(a, b):,x)"], tree, True, problems := [])
+    assert "quote each one" in problems[0]
 
 
 def test_flags():

@@ -41,6 +41,22 @@ def loss(folder: Path, shards: Path) -> float:
     return float(score(folder, "data=tokens", f"data.path={shards}")["loss"])
 
 
+def test_a_folder_with_brackets_is_named_as_it_is(runs, tmp_path, capsys) -> None:
+    folder = export(runs["32-true"], f"out={tmp_path}/[v1]/[/v2]")
+    text = capsys.readouterr().out
+    assert f"export      {folder} (written)" in text
+    assert f"lmforge generate run='{folder}'" in text
+    score(folder, "data=tokens", f"data.path={runs.shards}")
+    assert "[v1]/[/v2]" in capsys.readouterr().out.replace("\n", "").replace(" ", "")
+
+
+def test_a_job_of_a_sweep_is_named_as_run_takes_it(runs, tmp_path) -> None:
+    job = tmp_path / "lrs" / "20260101-000000-abcdef" / "3"
+    shutil.copytree(runs["32-true"], job)
+    (job.parent / "sweep.yaml").touch()
+    assert config_of(export(job))["origin"]["run"] == "lrs/20260101-000000-abcdef/3"
+
+
 KEPT = {"32-true": "float32", "64-true": "float64", "bf16-mixed": "float32", "bf16-true": "bfloat16"}
 
 

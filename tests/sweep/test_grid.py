@@ -13,6 +13,9 @@ import yaml
 from lmforge.config.errors import UsageError
 from lmforge.config.parse import read_words
 from lmforge.runs.find import all_runs, find_run
+from lmforge.start.helptext import problems_text
+from lmforge.sweep.planning import words_of_params
+from lmforge.sweep.process import last_line
 from lmforge.sweep.start import run
 
 
@@ -68,6 +71,16 @@ def test_a_failing_job_does_not_stop_the_others(door, tmp_path):
     assert ["Traceback" in log for log in logs] == [False, True, False]
 
 
+def test_the_reason_is_what_went_wrong_and_no_advice(tmp_path):
+    log = tmp_path / "job.log"
+    memory = "OutOfMemory: rank 1 ran out\n  the run goes on with\n    batch.micro_sequences=8    in 2 parts\n"
+    log.write_text(memory + problems_text("train", ["weights=x: not this model's"]))
+    assert last_line(log, 2) == "weights=x: not this model's"
+    assert last_line(log, 4) == "OutOfMemory: rank 1 ran out"
+    log.write_text("\n")
+    assert last_line(log, 4) == "no output"
+
+
 def test_stop_on_failure(door, tmp_path):
     fail = {"TEST_RAISE": "RuntimeError", "TEST_RAISE_SEED": "2"}
     result = door("train.py", "-m", "seed=1,2,3", "sweep.stop_on_failure=true", env=fail)
@@ -92,6 +105,7 @@ def test_a_combination_that_cannot_be_fails_alone(door, tmp_path):
         (["seed=1,x"], "seed=x: not allowed"),
         (["strategy=ddp,fspd"], "did you mean fsdp?"),
         (["sede=1,2"], "unknown key sede"),
+        (["optimizer.lr=1e-3,0.001"], "optimizer.lr=1e-3,0.001: holds 0.001 twice"),
         (["model.n_head=3,5"], "job 1 (model.n_head=5): "),
         (["seed=1,2", "optimizer.lr=fast"], "optimizer.lr=fast: not allowed"),
         (["optimizer.lr=interval(1e-4, 1e-2)"], "to search the space add sweep=optuna"),
@@ -139,6 +153,29 @@ params:
     assert "the config asks for a sweep" in door("train.py", "seed=7").err
     (configs / "sweep" / "mine.yaml").write_text('defaults: [grid, _self_]\nparams: {"optimizer.lr": fast}\n')
     assert "optimizer.lr=fast: not allowed" in door("train.py", "-m").err
+
+
+def test_every_value_of_a_file_comes_through(composer):
+    values = {
+        "callbacks.samples.prompt": ["def f(a, b):", "it's \\\\' \"x\"\\\\", "a"],
+        "trainer.gradient_clip_val": [None, 1.0],
+        "experiment": [None, "gpt2-124m"],
+        "model.qk_norm": [True, False],
+    }
+    words = words_of_params(composer, values, [], problems := [])
+    assert not problems
+    assert {word.key: list(word.values) for word in words} == values
+    again = read_words([word.raw for word in words], composer.tree, True, problems)
+    assert [word.values for word in again] == [word.values for word in words]
+
+
+def test_the_words_of_a_job_are_read_back_as_its_values(composer):
+    values = ("'x'", "null", "choice(a)", "it's", 'say "no"')
+    (word,) = words_of_params(composer, {"callbacks.samples.prompt": list(values)}, [], [])
+    assert word.values == values
+    raw = [word.single(value).raw for value in values]
+    assert [one.value for one in read_words(raw, composer.tree, False, [])] == list(values)
+    assert raw[3:] == ["callbacks.samples.prompt=it's", 'callbacks.samples.prompt=say "no"']
 
 
 WAITING = """

@@ -54,6 +54,17 @@ def test_seeds_alone():
     assert "all                  2  3     1.41" in report(jobs, Path("x"), "val/loss", "min", "python train.py")
 
 
+def test_values_that_differ_in_a_late_digit_stay_apart():
+    rates = ("0.0010000001", "0.0010000002")
+    jobs = [job(i, value=float(i), optimizer__lr=rates[i // 2], seed=("1234567890", "1")[i % 2]) for i in range(4)]
+    lines = report(jobs, Path("x"), "val/loss", "min", "python train.py").splitlines()
+    assert lines[1].split()[1:3] == ["0.0010000001", "1234567890"]
+    assert [line.split() for line in lines[7:9]] == [
+        ["optimizer.lr=0.0010000001", "2", "0.5", "0.707"],
+        ["optimizer.lr=0.0010000002", "2", "2.5", "0.707"],
+    ]
+
+
 def test_the_best_of_an_accuracy_is_the_highest():
     assert best(JOBS, "max") is JOBS[1]
     assert best(JOBS, "min") is JOBS[2]

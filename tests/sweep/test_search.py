@@ -156,6 +156,8 @@ def test_a_point_that_is_drawn_again_keeps_its_result(tmp_path, settings, compos
         source.tell(job)
     assert trained == 2
     assert [job.value for job in source.jobs] == [losses[job.swept["seed"]] for job in source.jobs]
+    originals = {job.number for job in source.jobs if not job.reason}
+    assert {int(job.reason.rsplit(" ", 1)[1]) for job in source.jobs if job.reason} <= originals
     assert [trial.value for trial in source.study.trials] == [job.value for job in source.jobs]
 
 
@@ -169,6 +171,12 @@ def test_without_optuna(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UsageError, match=r"pip install -e '.\[sweep\]'"):
         search.import_optuna()
+
+
+def test_a_broken_study_is_named(tmp_path, settings, rates):
+    (tmp_path / "study.db").write_text("no database, however long one looks at it" * 10)
+    with pytest.raises(UsageError, match="cannot be used as the sweep's study"):
+        Search(tmp_path, settings, rates, parallel=False)
 
 
 def test_no_further_job_after_the_timeout(tmp_path, settings, planner):
@@ -189,6 +197,13 @@ def test_a_search_from_its_words_to_its_table(sweep):
     assert f"best  job {best['job']}, " in output
     assert f"python train.py optimizer.lr={best['optimizer.lr']} model.n_layer={best['model.n_layer']}\n" in output
     assert "can be pruned: trainer.val_every_n_steps=null" in output
+
+
+def test_jobs_that_measured_nothing_are_no_failures_when_the_search_goes_on(sweep):
+    words = ("sweep=optuna", "sweep.trials=2", "seed=interval(1,1000)", "sweep.metric=val/accuracy", "sweep.mode=max")
+    assert "no job has measured val/accuracy" in sweep(*words)
+    sweep(f"sweep.folder={sweep.path}")
+    assert sweep.column("status") == ["done"] * 2
 
 
 def test_a_pruned_job_is_ended_and_is_no_failure(sweep):

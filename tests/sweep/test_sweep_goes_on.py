@@ -80,6 +80,11 @@ def test_resume_auto_finds_the_unfinished_sweep_of_the_same_words(sweep):
     sweep("-m", "optimizer.lr=1e-3", "seed=0,1", "resume=auto")  # the same words in another order
     assert sweep.column("status") == ["done"] * 2
     assert "is finished" in sweep(*words)
+    broken = sweep.folder / "runs" / "default" / "zzz"
+    broken.mkdir()
+    (broken / "sweep.yaml").write_text("words: 3")
+    assert "passes over runs/default/zzz/sweep.yaml: " in sweep(*words)
+    (broken / "sweep.yaml").unlink()
     sweep("-m", "seed=5", "resume=auto")
     assert len(list(sweep.folder.glob("runs/*/*/sweep.yaml"))) == 2
 
@@ -97,6 +102,36 @@ def test_config_files_that_change_meanwhile_change_no_job(sweep):
     assert all(decay < 7 for decay in decays), decays
 
 
+def test_a_search_that_goes_on_in_another_folder_reads_the_same_text(sweep, tmp_path_factory):
+    elsewhere = type(sweep)(tmp_path_factory.mktemp("elsewhere"))
+    for place in (sweep, elsewhere):
+        (place.folder / "text.txt").write_text(f"of {place.folder}")
+    sweep(*SEARCH, "sweep.trials=1", "data=text", "data.path=text.txt")
+    elsewhere(f"sweep.folder={sweep.path}", "sweep.trials=2")
+    read = [RunFolder(sweep.path / str(job)).load_plain()["data"]["path"] for job in range(2)]
+    assert read == [str(sweep.folder / "text.txt")] * 2
+
+
+def test_a_job_never_takes_over_a_run_with_other_values(sweep):
+    """As when a search whose study was lost draws again, in the order that other results came in."""
+    sweep("-m", "trainer.max_steps=5,6")
+    first = sweep.path
+    (first / "1" / "config.yaml").rename(first / "0" / "config.yaml")
+    (first / "table.csv").unlink()
+    sweep(f"sweep.folder={first}", code=1)
+    assert sweep.column("status") == ["failed", "done"]
+    assert "the run of another job" in sweep.column("reason")[0]
+
+
+def test_a_broken_summary_fails_its_job_alone(sweep):
+    sweep("-m", "seed=1,2")
+    (sweep.path / "table.csv").unlink()
+    (sweep.path / "0" / "summary.json").write_text("{")
+    sweep(f"sweep.folder={sweep.path}", code=1)
+    assert sweep.column("status") == ["failed", "done"]
+    assert "summary.json: cannot be read" in sweep.column("reason")[0]
+
+
 def test_two_callers_of_one_sweep(sweep):
     process = sweep.start(*GRID, HOLD="0")
     wait_for(lambda: list(sweep.folder.glob("runs/*/*/0/steps")), process)
@@ -111,6 +146,7 @@ def test_a_folder_that_is_something_else_is_refused(sweep):
     (sweep.folder / "things").mkdir()
     (sweep.folder / "things" / "a").touch()
     assert "holds a but no sweep" in sweep(*GRID, "sweep.folder=things", code=2)
+    assert "cannot be made" in sweep(*GRID, "sweep.folder=things/a", code=2)
 
 
 def job_of(plain):
@@ -125,13 +161,16 @@ SETTINGS = "{kind: grid, metric: val/loss}"
     [
         ("sweep.yaml", "words: [seed=1", "not a sweep's words and settings"),
         ("sweep.yaml", "words: {}\nsettings: {}", "not a sweep's words and settings"),
+        ("sweep.yaml", "words: [3]\nsettings: {}", "not a sweep's words and settings"),
         ("sweep.yaml", "words: []\nsettings: {kind: exec}", "sweep.kind=exec: stored, but not one of grid, optuna"),
         ("sweep.yaml", "words: []\nsettings: {kind: grid, jobs: many}", "sweep.jobs=many: not allowed"),
         ("frozen.json", "{", "cannot be read"),
         ("frozen.json", '{"jobs": [{"word": 1}]}', "frozen configs are broken"),
+        ("frozen.json", '{"jobs": 3}', "cannot be read"),
         ("frozen.json", '{"bases": []}', "frozen configs are broken"),
         ("frozen.json", job_of('{"task": {"_target_": "os.system"}}'), "os.system"),
         ("table.csv", "job,status\nx,done\n", "not a sweep's table"),
+        ("table.csv", "job\n0\n", "not a sweep's table"),
         ("table.csv", "job,status,reason,seconds,val/loss\n0,gone,,1,2\n", "the row of job 0 is broken"),
     ],
 )

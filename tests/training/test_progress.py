@@ -103,6 +103,14 @@ def test_the_closing_table_names_folder_and_next_commands(shards, capsys) -> Non
     assert f"python evaluate.py run={run.folder}" in text
 
 
+def test_a_folder_with_brackets_and_blanks_is_named_as_it_is(shards, tmp_path, capsys) -> None:
+    """Brackets are no markup, and the commands can be typed."""
+    run = fit(shards, f"paths.root={tmp_path}/my [v1][", "trainer.max_steps=1")
+    text = capsys.readouterr().out
+    assert f"run folder  {run.folder}\n" in text
+    assert f"python evaluate.py run='{run.folder}'" in text
+
+
 def test_a_validation_that_is_not_finite_still_ends_with_a_summary(shards, monkeypatch) -> None:
     compute = UpdateTask.on_validation_epoch_end
 

@@ -85,7 +85,7 @@ class Composer:
         from hydra.errors import HydraException
 
         chosen = {word.key: word.value for word in words if word.group}
-        overrides = tuple(f"{key}={'null' if value is None else value}" for key, value in chosen.items())
+        overrides = tuple(f"~{key}" if value is None else f"{key}={value}" for key, value in chosen.items())
         if overrides not in self._bases:
             try:
                 with initialize_config_dir(str(self.tree.folder), version_base="1.3"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+HINT = "--help lists groups and words)"  # ends a printed list of problems
+
 
 class Exit(IntEnum):
     """Exit codes of every LMForge process. Launchers restart on REQUEUE; WRONG_INPUT never deserves a retry;

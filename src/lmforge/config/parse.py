@@ -20,6 +20,7 @@ FLAGS = {
     "-m": "multirun", "--multirun": "multirun", "-sc": "completion", "--shell-completion": "completion",
 }  # fmt: skip
 MAY_BE_NULL = ("experiment", "debug")
+QUOTED = re.compile(r"""(["']).*\1""", re.DOTALL)
 
 
 @dataclass
@@ -57,7 +58,9 @@ class Word:
         return len(self.values) > 1
 
     def single(self, value: Any) -> Word:
-        return Word(self.key, (value,), f"{self.key}={shown(value)}", self.group, self.drop)
+        literal = isinstance(value, str) and (QUOTED.fullmatch(value) or value == "null" or value.startswith("choice("))
+        text = quoted(value) if literal and not self.group else shown(value)
+        return Word(self.key, (value,), f"{self.key}={text}", self.group, self.drop)
 
 
 class Tree:
@@ -164,9 +167,9 @@ def _read_group(key: str, text: str, token: str, tree: Tree, multirun: bool, pro
 
 def _read_value(key: str, text: str, token: str, multirun: bool, problems: list[str]) -> Word | None:
     known = find_key(key)
-    if known is not None and known.kind in ("text", "path", "name"):
-        return Word(key, tuple(_read_text(known, key, text, multirun)), token)
     try:
+        if known is not None and known.kind in ("text", "path", "name"):
+            return Word(key, tuple(_read_text(known, key, text, multirun)), token)
         values, space = _read_typed(known, key, text, token, multirun)
     except UsageError as error:
         problems += error.problems
@@ -185,11 +188,13 @@ def _read_text(known: Key, key: str, text: str, multirun: bool) -> list[Any]:
     so do commas in names and in text of a fixed set, which cannot hold one."""
     if text == "null" and known.nullable:
         return [None]
-    quoted = re.fullmatch(r"""(["']).*\1""", text, re.DOTALL)
-    if quoted or (multirun and text.startswith("choice(")):
+    in_quotes = QUOTED.fullmatch(text)
+    if in_quotes or (multirun and text.startswith("choice(")):
         parsed = _hydra_value(known, key, text)
         if parsed is not None:
             return [None if value is None and known.nullable else shown(value) for value in parsed[0]]
+        if not in_quotes:
+            raise UsageError(f'{key}={text}: its values cannot be read; quote each one: \'{key}=choice("A","B")\'')
     if multirun and (known.words or known.kind == "name"):
         parts = [part.strip() for part in text.split(",")]
         return [None if part == "null" and known.nullable else part for part in parts]
@@ -220,8 +225,9 @@ def _hydra_value(known: Key | None, key: str, text: str) -> tuple[list[Any], Spa
     from hydra.core.override_parser.types import Glob, IntervalSweep
     from hydra.errors import HydraException
 
+    listed = re.sub(r"^choice\((.*\bnull\b.*)\)$", r"\1", text, flags=re.DOTALL)  # Hydra's choice() takes no null
     try:
-        override = OverridesParser.create().parse_override(f"{key}={text}")
+        override = OverridesParser.create().parse_override(f"{key}={listed}")
         if isinstance(override._value, Glob):
             return None
         if not override.is_sweep_override():
@@ -241,6 +247,12 @@ def _clean(value: Any) -> Any:
     if isinstance(value, QuotedString):
         return value.text
     return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+def quoted(text: str) -> str:
+    """The text in quotes, in which it is read as it stands."""
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def shown(value: Any) -> str:

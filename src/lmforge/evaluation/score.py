@@ -92,11 +92,11 @@ def publish(result: dict[str, Any], run: RunFolder) -> Path:
     write_json(path, result)
     console = Console(highlight=False)
     console.print(tables.render(result))
-    console.print(f"\nas JSON in {path}", soft_wrap=True)
+    console.print(f"\nas JSON in {path}", soft_wrap=True, markup=False)
     drawing, file = picture.draw(result), path.with_suffix(".svg")
     if drawing is None:
         file.unlink(missing_ok=True)  # of an earlier evaluation, whose numbers are gone
     else:
         write_aside(file, drawing)
-        console.print(f"drawn in   {file}", soft_wrap=True)
+        console.print(f"drawn in   {file}", soft_wrap=True, markup=False)
     return path

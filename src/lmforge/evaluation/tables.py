@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +32,7 @@ def _headline(result: dict[str, Any]) -> Table:
         table.add_row("accuracy", f"{result['accuracy']:.2%} of next tokens")
     table.add_row("scored", _scored(result))
     table.add_row("with", f"context {result['context']}, stride {result['stride']}, {result['precision']}")
-    table.add_row("weights", f"{result['checkpoint']} (step {result['step']}, {result['hash']})")
+    table.add_row("weights", f"{escape(result['checkpoint'])} (step {result['step']}, {result['hash']})")
     return table
 
 
@@ -70,7 +71,7 @@ def _domains(domains: dict[str, dict[str, Any]]) -> Iterator[RenderableType]:
         table.add_row(Text(name), f"{row[key]:.4f}", bar, f"{row['accuracy']:.1%}", f"{row['targets']:,}")
         if left_out > 0 and number == ENDS - 1:
             table.add_row(f"[dim]... {left_out} more[/]")
-    yield f"  [bold]{len(names)} domains[/], the hardest first"
+    yield f"  [bold]{len(names)} domains[/], the hardest first" if len(names) > 1 else "  [bold]1 domain[/]"
     yield table
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,9 +65,10 @@ def _report(source: Source, out: Path, verb: str) -> None:
     table.add_row("parameters", f"{human(source.parameters)} ({source.parameters}){tied}")
     table.add_row("dtype", dtype_name(source.dtype))
     table.add_row("on disk", f"{size / 1e6:.1f} MB")
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # names may hold brackets
     console.print(table)
     console.print(f"export      {out} ({verb})\n", soft_wrap=True)
     console.print("next")
-    for command in (f"lmforge generate run={out} prompt='import '", f"python train.py weights={out}"):
+    typed = shlex.quote(str(out))
+    for command in (f"lmforge generate run={typed} prompt='import '", f"python train.py weights={typed}"):
         console.print(f"  {command}", soft_wrap=True)

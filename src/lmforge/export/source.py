@@ -66,7 +66,7 @@ class Source:
             "special_ids": {"bos": self.tokenizer.bos, "eos": self.tokenizer.eos},
             "tokenizer": self.checkpoint.tokenizer or {},
             "origin": {
-                "run": f"{self.run.path.resolve().parent.name}/{self.run.path.resolve().name}",
+                "run": "/".join(self.run.path.resolve().parts[-3 if self.run.sweep else -2 :]),
                 "step": self.checkpoint.step,
                 "checkpoint": self.checkpoint.hash,
                 "git_revision": str(facts.get("git_revision", "unknown")),

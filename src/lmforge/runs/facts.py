@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from lmforge.config.errors import Exit
+from lmforge.config.errors import Exit, UsageError
 from lmforge.config.plain import get
 from lmforge.runs.find import all_runs
 from lmforge.runs.folder import RunFolder, list_checkpoints
@@ -111,7 +111,7 @@ def _state_word(run: RunFolder, plain: Mapping[str, Any], summary: Mapping[str, 
 def _ended(run: RunFolder, plain: Mapping[str, Any]) -> bool:
     try:
         return run.finished(dict(plain))
-    except (KeyError, TypeError, ValueError, OSError):
+    except (KeyError, TypeError, ValueError, OSError, UsageError):
         return False
 
 

@@ -37,7 +37,8 @@ def find_run(word: str, runs: Path, key: str = "run") -> RunFolder:
         if (path / "config.yaml").is_file() or (key == "run" and is_export(path)):
             return RunFolder(path)
     if any((path / SWEEP_FILE).is_file() for path in (Path(word), runs / word)):
-        raise UsageError(f"{key}={word}: a sweep; name a job of it ({key}={word}/0), or add -m to go on with all of it")
+        whole = ", or add -m to go on with all of it" if key == "resume" else ""
+        raise UsageError(f"{key}={word}: a sweep; name a job of it ({key}={word}/0){whole}")
     if Path(word).exists():
         raise UsageError(f"{key}={word}: not a run folder (it holds no config.yaml)")
     known = [str(run.path) for run in all_runs(runs)]

@@ -137,8 +137,13 @@ class RunFolder:
             return None
 
     def summary(self) -> dict[str, Any]:
-        """The closing summary, empty while there is none."""
-        return json.loads(self.summary_file.read_text(encoding="utf-8")) if self.summary_file.is_file() else {}
+        """The closing summary, empty while there is none. Raises UsageError when it cannot be read."""
+        if not self.summary_file.is_file():
+            return {}
+        try:
+            return dict(json.loads(self.summary_file.read_text(encoding="utf-8")))
+        except (OSError, TypeError, ValueError) as error:
+            raise UsageError(f"{self.summary_file}: cannot be read: {error}") from error
 
     def finished(self, plain: Plain) -> bool:
         """True when the run has ended and `plain` asks for no more."""
@@ -171,14 +176,9 @@ class RunFolder:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
         # A forked data worker that outlives this process must not keep the lock alive.
-        os.register_at_fork(after_in_child=self._forget_lock)
+        os.register_at_fork(after_in_child=self.unlock)
 
     def unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _forget_lock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -76,5 +76,5 @@ def rich_table(rows: Sequence[Sequence[str]]) -> Any:
         table.add_column(name, justify="right" if name in ("steps", "disk", "active") else "left", overflow="fold")
     for cells in rows:
         colour = next((colour for word, colour in COLOURS.items() if cells[1].startswith(word)), "yellow")
-        table.add_row(cells[0], Text(cells[1], style=colour), *cells[2:])
+        table.add_row(Text(cells[0]), Text(cells[1], style=colour), *cells[2:])
     return table

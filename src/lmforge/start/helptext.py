@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmforge.config.compose import Composer
-from lmforge.config.errors import Exit
+from lmforge.config.errors import HINT, Exit
 from lmforge.config.parse import Command, Tree
 
 
@@ -115,7 +115,7 @@ def problems_text(name: str, problems: Sequence[str]) -> str:
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     listed = "\n".join(f"  {problem}" for problem in problems)
     command = HELP[name].command if name in HELP else name
-    return f"{command}: {count}\n{listed}\n({command} --help lists groups and words)"
+    return f"{command}: {count}\n{listed}\n({command} {HINT}"
 
 
 def hand_to_hydra(name: str, tree: Tree, command: Command, argv: list[str]) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from lmforge.config.errors import Exit, UsageError
-from lmforge.config.plain import Plain
+from lmforge.config.plain import Plain, get
+from lmforge.runs.find import fingerprint
 from lmforge.runs.folder import RunFolder
 from lmforge.sweep.folder import SweepFolder
 from lmforge.sweep.job import FAILURES, FINAL, Job, run_of
@@ -101,6 +102,7 @@ class Engine:
                 RunFolder.create(job.plain, job.words, self.argv, run.path)
                 return "starts"
             _wait_until_free(run, self.stop)
+            _check_same(run, job)
             if run.finished(job.plain):
                 job.finish(run, self.settings["metric"])
                 return None
@@ -141,7 +143,7 @@ class Engine:
         elif stopped:
             job.status, job.reason = "interrupted", meaning(code)
         else:
-            job.status, job.reason = "failed", f"{meaning(code)}: {last_line(process.log)}"
+            job.status, job.reason = "failed", f"{meaning(code)}: {last_line(process.log, code)}"
 
     def _settle(self, job: Job) -> None:
         self.failed |= job.status == "failed"
@@ -156,6 +158,15 @@ class Engine:
 
     def _say(self, line: str, wrong: bool = False) -> None:
         print(line, file=sys.stderr if wrong else sys.stdout, flush=True)
+
+
+def _check_same(run: RunFolder, job: Job) -> None:
+    """Raises UsageError when the folder holds a run with other values than the job's row says."""
+    assert job.plain is not None
+    stored = run.load_plain()
+    same = all(get(stored, key) == get(job.plain, key) for key in job.swept)
+    if not same or fingerprint(stored, any_precision=True) != fingerprint(job.plain, any_precision=True):
+        raise UsageError(f"{run.path}: holds the run of another job; the sweep's files do not belong together")
 
 
 def _wait_until_free(run: RunFolder, stop: Stop) -> None:

@@ -36,7 +36,10 @@ class SweepFolder:
             folder = cls(new_folder(parent))
         else:
             folder = cls(wanted)
-            folder.path.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"sweep.folder={wanted}: cannot be made: {error.strerror}") from error
             others = sorted(item.name for item in folder.path.iterdir() if not item.name.startswith((".", FROZEN_FILE)))
             if others:
                 raise UsageError(f"sweep.folder={wanted}: holds {', '.join(others[:3])} but no sweep; give it its own")
@@ -63,17 +66,21 @@ class SweepFolder:
         file = self.path / SWEEP_FILE
         try:
             asked = yaml.load(file.read_text(encoding="utf-8"), Loader=PlainLoader)
-            if not (isinstance(asked["words"], list) and isinstance(asked["settings"], dict)):
+            listed = isinstance(asked["words"], list) and all(isinstance(word, str) for word in asked["words"])
+            if not (listed and isinstance(asked["settings"], dict)):
                 raise TypeError("words or settings")
-        except (yaml.YAMLError, ValueError, KeyError, TypeError) as error:
+        except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{file}: not a sweep's words and settings: {str(error).splitlines()[0]}") from error
         return asked
 
     def frozen(self) -> Plain:
         file = self.path / FROZEN_FILE
         try:
-            return dict(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+            frozen = dict(json.loads(file.read_text(encoding="utf-8")))
+            if not isinstance(frozen.get("jobs", []), list):
+                raise TypeError("its jobs are no list")
+            return frozen
+        except (OSError, TypeError, ValueError) as error:
             raise UsageError(f"{file}: the sweep's frozen configs cannot be read: {error}") from error
 
     def write_table(self, jobs: Sequence[Job], metric: str) -> None:
@@ -88,7 +95,7 @@ class SweepFolder:
             return {}
         try:
             with file.open(newline="", encoding="utf-8") as text:
-                return {int(row["job"]): row for row in csv.DictReader(text)}
+                return {int(row["job"]): row for row in csv.DictReader(text) if row["status"]}
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{file}: not a sweep's table: {error!r}") from error
 

@@ -44,16 +44,23 @@ def same(composer: Composer, words: Sequence[Word], settings: Plain, automatic: 
     plain = composer.compose([word.single(word.value) if word.swept else word for word in words]).plain
     for file in sorted((Path(plain["paths"]["runs"]) / plain["name"]).glob(f"*/{SWEEP_FILE}"), reverse=True):
         folder = SweepFolder(file.parent)
-        asked = folder.asked()
-        like = {key: value for key, value in asked["settings"].items() if not _is_free(key)}
-        before = read_words(asked["words"], composer.tree, True, [])
-        if _meaning(before) == _meaning(words) and like.items() <= settings.items():
-            if not settled(folder, settings):
-                return folder
-            finished = finished or folder
+        try:
+            if _like(folder, composer, words, settings):
+                if not settled(folder, settings):
+                    return folder
+                finished = finished or folder
+        except UsageError as error:
+            print(f"resume=auto passes over {'; '.join(error.problems)}", flush=True)
     if finished is None:
         print("resume=auto: no unfinished sweep like this one; starting a new one")
     return finished
+
+
+def _like(folder: SweepFolder, composer: Composer, words: Sequence[Word], settings: Plain) -> bool:
+    asked = folder.asked()
+    fixed = {key: value for key, value in asked["settings"].items() if not _is_free(key)}
+    before = read_words(asked["words"], composer.tree, True, [])
+    return _meaning(before) == _meaning(words) and all(settings.get(key) == value for key, value in fixed.items())
 
 
 def _is_sweep(path: Path) -> bool:

@@ -63,7 +63,8 @@ class Job:
         """Takes over a row that an earlier call left. Raises ValueError when it is none of ours."""
         if row["status"] not in ("waiting", "running", "interrupted", *FINAL):
             raise ValueError(f"status {row['status']}")
-        if self.status not in FINAL or row["status"] in FAILURES:
+        unmeasured = self.status == "failed" and row["status"] == "done"  # a study calls it failed
+        if self.status not in FINAL or row["status"] in FAILURES or unmeasured:
             self.status = row["status"]
         self.reason, self.seconds = row["reason"], float(row["seconds"])
         if self.value is None and row[metric]:

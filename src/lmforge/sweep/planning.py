@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import chdir
 from typing import Any
 
 from lmforge.config.batch import world
 from lmforge.config.compose import Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
-from lmforge.config.parse import Word, read_words, shown
+from lmforge.config.parse import Word, quoted, read_words, shown
 from lmforge.config.plain import Plain, flatten, put
 from lmforge.runs.plan import plan_train
 from lmforge.sweep.job import Job
@@ -26,15 +29,22 @@ def words_of_params(composer: Composer, params: Plain, typed: Sequence[Word], pr
 
 def _as_typed(value: Any) -> str:
     """A YAML list holds the values to sweep, each of which may be a list itself."""
-    if not isinstance(value, list):
+    return f"choice({','.join(map(_item, value))})" if isinstance(value, list) else shown(value)
+
+
+def _item(value: Any) -> str:
+    """One value of a list, in quotes where its text would be read as something else."""
+    if isinstance(value, list):
+        return f"[{shown(value)}]"
+    if not isinstance(value, str) or re.fullmatch(r"[\w./+-]+", value):
         return shown(value)
-    return f"choice({','.join(f'[{shown(item)}]' if isinstance(item, list) else shown(item) for item in value)})"
+    return quoted(value)
 
 
 def value_problems(composer: Composer, words: Sequence[Word], broken: Sequence[str]) -> list[str]:
     """Problems of single values: each value of each word is composed once, with every combination of groups. Also
     composes all that a job can need, so that it can be frozen."""
-    problems: list[str] = []
+    problems = [f"{word.raw}: holds {value} twice" for word in words for value in _repeated(word)]
     spaces = {word.key: word.raw for word in words if word.space}
     for chosen in _choices(words):
         for row in range(max((len(word.values) for word in chosen), default=1)):
@@ -42,6 +52,11 @@ def value_problems(composer: Composer, words: Sequence[Word], broken: Sequence[s
             for key, problem in composer.compose(single, broken).problems.items():
                 problems.append(f"{spaces[key]}: {problem}" if key in spaces else problem)
     return list(dict.fromkeys(problems))
+
+
+def _repeated(word: Word) -> list[str]:
+    """Values that would make the same job again, and count a seed twice."""
+    return [value for value, count in Counter(map(shown, word.values)).items() if count > 1]
 
 
 def _choices(words: Sequence[Word]) -> Iterator[list[Word]]:
@@ -57,8 +72,9 @@ def _pick(word: Word, value: object) -> Word:
 class Planner:
     """Makes jobs of a sweep's words."""
 
-    def __init__(self, composer: Composer, words: Sequence[Word], broken: Sequence[str]) -> None:
-        self.composer, self.words, self.broken = composer, words, broken
+    def __init__(self, composer: Composer, words: Sequence[Word], broken: Sequence[str], home: str = ".") -> None:
+        """`home` is the folder that relative paths begin at: where the sweep was started, wherever it goes on."""
+        self.composer, self.words, self.broken, self.home = composer, words, broken, home
         self.cores = 0  # of each job when several run side by side
 
     def job(self, number: int, values: Sequence[Any]) -> Job:
@@ -67,7 +83,8 @@ class Planner:
         swept = {one.key: shown(one.value) for one, word in zip(single, self.words, strict=True) if word.swept}
         job = Job(number, [word.raw for word in single], swept)
         try:
-            plan = plan_train(self.composer, single, self.broken, Launch())
+            with chdir(self.home):
+                plan = plan_train(self.composer, single, self.broken, Launch())
         except UsageError as error:
             job.status, job.reason = "refused", "; ".join(error.problems)
             return job

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from lmforge.config.errors import Exit
+from lmforge.config.errors import HINT, Exit
 from lmforge.config.launch import RUN_VARIABLE
 from lmforge.runs.folder import RunFolder
 from lmforge.sweep.job import Job
@@ -120,6 +120,9 @@ def meaning(code: int) -> str:
     return f"exit {code} {name}".strip() if code > 0 else f"killed by signal {-code}"
 
 
-def last_line(log: Path) -> str:
+def last_line(log: Path, code: int) -> str:
+    """What a failed job said last. A report of memory says it first, before the advice."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
+    lines = [line for line in lines if not line.endswith(HINT)]
+    titles = [line for line in lines if line.startswith("OutOfMemory: ")] if code == Exit.OUT_OF_MEMORY else []
+    return next(reversed(titles or lines), "no output")

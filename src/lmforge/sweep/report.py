@@ -19,14 +19,14 @@ def report(jobs: Sequence[Job], sweep: Path, metric: str, mode: str, command: st
 
 
 def _table(jobs: Sequence[Job], sweep: Path, metric: str) -> str:
-    keys = list(dict.fromkeys(key for job in jobs for key in job.swept))
-    rows = [["job", *keys, "status", metric, "seconds", "run folder", ""]]
+    short = _shortened(jobs)
+    rows = [["job", *short, "status", metric, "seconds", "run folder", ""]]
     for job in jobs:
         run = run_of(job, sweep)
         rows.append(
             [
                 str(job.number),
-                *(_short(job.swept.get(key, "")) for key in keys),
+                *(texts.get(job.swept.get(key, ""), "") for key, texts in short.items()),
                 job.status,
                 "-" if job.value is None else f"{job.value:.5g}",
                 f"{job.seconds:.1f}",
@@ -37,9 +37,19 @@ def _table(jobs: Sequence[Job], sweep: Path, metric: str) -> str:
     return plain_table(rows)
 
 
+def _shortened(jobs: Sequence[Job]) -> dict[str, dict[str, str]]:
+    """By key, how its values are shown: shortened, unless two of them would look the same."""
+    shown: dict[str, dict[str, str]] = {}
+    for key in dict.fromkeys(key for job in jobs for key in job.swept):
+        texts = {job.swept[key]: _short(job.swept[key]) for job in jobs if key in job.swept}
+        apart = len(set(texts.values())) == len(texts)
+        shown[key] = texts if apart else {text: text for text in texts}
+    return shown
+
+
 def _short(text: str) -> str:
     """A number drawn from a range, with as many digits as a reader wants; table.csv has them all."""
-    if len(text) <= 8:
+    if len(text) <= 8 or text.isdigit():
         return text
     try:
         return f"{float(text):.4g}"
@@ -50,8 +60,9 @@ def _short(text: str) -> str:
 def _seeds(jobs: Sequence[Job], metric: str) -> str:
     """Mean and standard deviation over the seeds of every other combination; empty when no combination has two."""
     groups: dict[str, list[float]] = {}
+    short = _shortened(jobs)
     for job in jobs:
-        others = " ".join(f"{key}={_short(value)}" for key, value in job.swept.items() if key != "seed")
+        others = " ".join(f"{key}={short[key][value]}" for key, value in job.swept.items() if key != "seed")
         if "seed" in job.swept and job.value is not None:
             groups.setdefault(others or "all", []).append(job.value)
     if max(map(len, groups.values()), default=0) < 2:

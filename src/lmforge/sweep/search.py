@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lmforge.config.errors import UsageError
 from lmforge.config.optional import require
 from lmforge.config.parse import Word, shown
 from lmforge.config.plain import Plain
@@ -41,15 +42,24 @@ class Search:
         self.looked: dict[int, tuple[float, int]] = {}  # when to look at a job's metrics again, and the step seen last
         minutes = settings["timeout_minutes"]
         self.deadline = None if minutes is None else time.monotonic() + 60 * minutes
-        url, patience = f"sqlite:///{(folder / STUDY_FILE).resolve()}", {"connect_args": {"timeout": 60}}
-        self.study = self.optuna.create_study(
-            storage=self.optuna.storages.RDBStorage(url, engine_kwargs=patience),  # readers may hold it for a while
-            study_name="sweep",
-            direction="maximize" if settings["mode"] == "max" else "minimize",
-            pruner=make_pruner(self.optuna, settings),
-            load_if_exists=True,
-        )
+        self.study = self._open()
         self.left = self._recall()
+
+    def _open(self) -> Any:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        file = self.folder / STUDY_FILE
+        url, patience = f"sqlite:///{file.resolve()}", {"connect_args": {"timeout": 60}}
+        try:
+            return self.optuna.create_study(
+                storage=self.optuna.storages.RDBStorage(url, engine_kwargs=patience),  # readers may hold it for a while
+                study_name="sweep",
+                direction="maximize" if self.settings["mode"] == "max" else "minimize",
+                pruner=make_pruner(self.optuna, self.settings),
+                load_if_exists=True,
+            )
+        except (SQLAlchemyError, RuntimeError) as error:
+            raise UsageError(f"{file}: cannot be used as the sweep's study: {str(error).splitlines()[0]}") from error
 
     def _recall(self) -> list[Job]:
         """Lists the jobs of earlier calls. Returns those that were cut short."""
@@ -84,9 +94,9 @@ class Search:
 
     def _copy_twin(self, job: Job) -> None:
         """The same words give the same run: a point that is drawn again keeps its result and is not trained again."""
-        for twin in self.jobs:
-            if twin.words == job.words and twin.status == "done":
-                job.status, job.value, job.reason = "done", twin.value, f"the same as job {twin.number}"
+        twin = next((twin for twin in self.jobs if twin.words == job.words and twin.status == "done"), None)
+        if twin is not None:
+            job.status, job.value, job.reason = "done", twin.value, f"the same as job {twin.number}"
 
     def _sampler(self, number: int) -> Any:
         """A sampler of this trial's own: its values follow from the seed, its number and the results so far, the same

@@ -129,21 +129,21 @@ def _go_on(folder: SweepFolder, composer: Composer, own: list[Word], typed: list
     print(
         f"{folder.path} is finished{going_on.more(settings)}" if settled else f"going on with {folder.path}", flush=True
     )
-    again = _grid_again if settings["kind"] == "grid" else _search_again
-    slots, source = again(folder, composer, words, settings)
+    if settings["kind"] == "grid":
+        slots, source = _grid_again(folder, settings)
+    else:
+        slots, source = _search_again(folder, composer, words, settings, str(asked.get("home", ".")))
     folder.recall(source.jobs, settings["metric"])
     return _run(folder, source, slots, settings, argv)
 
 
-def _grid_again(
-    folder: SweepFolder, composer: Composer, words: list[Word], settings: Plain
-) -> tuple[list[Slot], Source]:
+def _grid_again(folder: SweepFolder, settings: Plain) -> tuple[list[Slot], Source]:
     jobs = thaw(folder.frozen())
     return make_slots(settings["jobs"], _plains(jobs)), Grid(jobs, settings["rerun_failed"])
 
 
 def _search_again(
-    folder: SweepFolder, composer: Composer, words: list[Word], settings: Plain
+    folder: SweepFolder, composer: Composer, words: list[Word], settings: Plain, home: str
 ) -> tuple[list[Slot], Source]:
     """The search, composing its jobs from the config files as they were when it began."""
     composer = Composer(composer.name, composer.tree)
@@ -151,7 +151,7 @@ def _search_again(
         composer.thaw(folder.frozen())
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{folder.path}: the sweep's frozen configs are broken: {error!r}") from error
-    planner = Planner(composer, words, ())
+    planner = Planner(composer, words, (), home if Path(home).is_dir() else ".")
     slots = make_slots(settings["jobs"], _plains(corners(planner)))
     planner.fit_threads(slots[0], ())
     return slots, Search(folder.path, settings, planner, len(slots) > 1)
@@ -165,6 +165,7 @@ def _asked(words: Sequence[Word], settings: Plain, argv: Sequence[str]) -> Plain
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["python", *argv]),
+        "home": str(Path.cwd()),
         "words": [word.raw for word in words],
         "settings": settings,
     }

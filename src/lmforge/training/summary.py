@@ -1,12 +1,14 @@
 """What a run amounted to: `summary.json` for programs and a table for people."""
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.profilers import SimpleProfiler
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -70,24 +72,25 @@ def finish(trainer: pl.Trainer, summary: dict[str, Any], run: RunFolder) -> None
     if samples is not None and samples.text:
         console.print(Panel(Text(samples.text), title="a sample", title_align="left", border_style="dim"))
     for warning in summary["warnings"]:
-        console.print(f"[yellow]warning:[/] {warning}")
-    console.print(f"run folder  {run.path}", soft_wrap=True)
+        console.print(f"[yellow]warning:[/] {escape(warning)}")
+    console.print(f"run folder  {run.path}", soft_wrap=True, markup=False)
     for profile in sorted(run.path.glob("*-profile*.txt")) if isinstance(trainer.profiler, SimpleProfiler) else ():  # type: ignore[attr-defined]
-        console.print(f"profile     {profile}", soft_wrap=True)
+        console.print(f"profile     {profile}", soft_wrap=True, markup=False)
     for newest in list_checkpoints(run.checkpoints)[-1:]:
-        console.print(f"checkpoint  {newest}\n", soft_wrap=True)
+        console.print(f"checkpoint  {newest}\n", soft_wrap=True, markup=False)
     console.print("next")
     for command, what in next_commands(run.path):
-        console.print(f"  {command}   [dim]# {what}[/]", soft_wrap=True)
+        console.print(f"  {escape(command)}   [dim]# {what}[/]", soft_wrap=True)
 
 
 def next_commands(folder: Path) -> list[tuple[str, str]]:
+    run = shlex.quote(str(folder))
     return [
-        (f"python evaluate.py run={folder}", "score the best checkpoint"),
-        (f"lmforge generate run={folder} prompt='import '", "let it write"),
+        (f"python evaluate.py run={run}", "score the best checkpoint"),
+        (f"lmforge generate run={run} prompt='import '", "let it write"),
         (
             "python train.py strategy=fsdp precision=bf16-mixed trainer.devices=2",
-            "the same run, sharded over two processes",
+            "sharded over two processes; add your own words",
         ),
         ("python train.py --help", "everything that can be changed"),
     ]
