@@ -30,7 +30,7 @@ def is_whole(folder: Path) -> bool:
         if sum(path.stat().st_size for path in folder.glob("*.tokens")) <= _VERIFY_LIMIT:
             for split in splits:
                 split.verify()
-    except (UsageError, KeyError) as error:
+    except (UsageError, KeyError, OSError) as error:  # another process may be replacing it
         log.warning("the cached shards are prepared again: %s", error)
         return False
     return True
