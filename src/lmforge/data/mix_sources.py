@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from lmforge.data.tokenizer import MIN_SIZE, Tokenizer
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 14  # bytes
+_KEY = re.compile(
+    r"(?<!\S)data\.((?:path|name|text_key|on_bad|config|split|revision)\b)"
+)  # those of a source; no files
 Entry = Mapping[str, Any]
 
 
@@ -53,8 +57,7 @@ def _prepared(name: str, entry: Entry, **options: Any) -> Path:
     try:
         return prepare(_source(entry), **options)
     except UsageError as error:
-        entries = [problem.replace("data.", f"data.sources.{name}.") for problem in error.problems]
-        raise UsageError(entries) from error
+        raise UsageError([_KEY.sub(rf"data.sources.{name}.\1", problem) for problem in error.problems]) from error
 
 
 def _source(entry: Entry) -> Source:
@@ -107,11 +110,12 @@ def _learnt(texts: Mapping[str, Entry], counts: Mapping[str, int], vocab_size: i
         if not how.get("make", True):
             raise NotPrepared(folder)
         with store.locked(folder.parent, folder.name):
-            log.info("learning one tokenizer for %s (once)", ", ".join(texts))
-            shares = {name: counts[name] / sum(counts[other] for other in texts) for name in texts}
-            sample = [text for name, f in bytes_of.items() for text in _sample(f, int(SAMPLE * shares[name]))]
-            tokenizer = Tokenizer.train(sample, vocab_size)
-            write_shards(folder, {}, tokenizer.size, tokenizer)
+            if not store.is_whole(folder):
+                log.info("learning one tokenizer for %s (once)", ", ".join(texts))
+                shares = {name: counts[name] / sum(counts[other] for other in texts) for name in texts}
+                sample = [text for name, f in bytes_of.items() for text in _sample(f, int(SAMPLE * shares[name]))]
+                tokenizer = Tokenizer.train(sample, vocab_size)
+                write_shards(folder, {}, tokenizer.size, tokenizer)
     return str(folder / "tokenizer.json")
 
 
