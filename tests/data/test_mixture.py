@@ -166,16 +166,17 @@ def test_a_bad_row_is_named_by_its_own_file_and_a_word_by_its_source(tmp_path) -
 def test_one_tokenizer_is_learnt_once_by_two_at_a_time(tmp_path, monkeypatch) -> None:
     prose = text_folder(tmp_path / "prose", "sea")
     learnt = mixed({"prose": (prose, 1)}, tmp_path / "cache")
-    answers = iter([False])  # the other was done between the first look and the lock
-    whole = mix_sources.store.is_whole
-    of_tokenizer = lambda folder: folder.name.startswith("tokenizer-")  # noqa: E731
-    monkeypatch.setattr(
-        mix_sources.store,
-        "is_whole",
-        lambda folder: whole(folder) and (not of_tokenizer(folder) or next(answers, True)),
-    )
+    looks, whole = [], mix_sources.store.is_whole
+
+    def is_whole(folder: Path) -> bool:
+        """The other is done between the first look at the tokenizer and the lock."""
+        looks.extend([folder] if folder.name.startswith("tokenizer-") else [])
+        return len(looks) != 1 and whole(folder)
+
+    monkeypatch.setattr(mix_sources.store, "is_whole", is_whole)
     monkeypatch.setattr(mix_sources, "write_shards", None)
     assert mixed({"prose": (prose, 1)}, tmp_path / "cache").manifest == learnt.manifest
+    assert len(looks) == 2
 
 
 def test_a_source_without_train_rows_is_refused(tmp_path, folders) -> None:

@@ -38,7 +38,8 @@ def make_missing(data: Mapping[str, Any], cache: Path, launch: Launch) -> None:
         return
     while folder := _missing(data, cache):  # a mixture may lack several
         if launch.local_rank == 0:
-            return _have_made(data, cache, _failure(folder))
+            _have_made(data, cache, _failure(folder))
+            break
         _wait_for(folder)
 
 

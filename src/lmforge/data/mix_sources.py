@@ -23,9 +23,8 @@ from lmforge.data.tokenizer import MIN_SIZE, Tokenizer
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 14  # bytes
-_KEY = re.compile(
-    r"(?<!\S)data\.((?:path|name|text_key|on_bad|config|split|revision)\b)"
-)  # those of a source; no files
+# The words of a source in a message, and no file's name.
+_KEY = re.compile(r"(?<!\S)data\.((?:path|name|text_key|on_bad|config|split|revision)\b)")
 Entry = Mapping[str, Any]
 
 

@@ -55,7 +55,7 @@ def locked(root: Path, name: str) -> Iterator[None]:
 
 def unwritable(root: Path, error: OSError) -> UsageError:
     """A full disk, or a folder that is not this user's."""
-    reason = error.strerror or str(error)
+    reason = error.strerror or f"disk full? {error}"  # numpy says only how much it wrote
     return UsageError(f"paths.cache: cannot write in {root} ({reason}); set paths.cache=FOLDER")
 
 
