@@ -21,7 +21,7 @@ import numpy as np
 from lmforge.config.errors import ExitError, UsageError
 from lmforge.data import store
 from lmforge.data.build import NEAR_COPY, SALT, SAMPLE, build
-from lmforge.data.files import SourceFile, files_digest, stamps
+from lmforge.data.files import SourceFile, Stamps, files_digest
 from lmforge.data.shards import VERSION, read_manifest
 from lmforge.data.sources import Source
 from lmforge.data.tokenizer import SPLIT_PATTERN, Tokenizer, check_vocab_size
@@ -57,7 +57,8 @@ def prepare(
     """
     given = given_tokenizer(tokenizer, vocab_size)
     root = Path(cache) / "tokens"
-    digest = _digest(source, root)
+    before = source.stamps()
+    digest = _digest(source, before, root)
     folder = root / f"{source.kind}-{_key(source, digest, vocab_size, given)}"
     if store.is_whole(folder):
         return folder
@@ -66,6 +67,7 @@ def prepare(
     with store.locked(root, folder.name):
         if not store.is_whole(folder):
             store.remove_leftovers(root)
+            source.check_unchanged(before)  # since they were hashed; another process may have been waited for
             _make(source, vocab_size, given, folder, digest, workers)
     return folder
 
@@ -82,9 +84,9 @@ def given_tokenizer(path: str | None, vocab_size: int) -> Tokenizer | None:
     return tokenizer
 
 
-def _digest(source: Source, root: Path) -> str:
+def _digest(source: Source, now: Stamps, root: Path) -> str:
     """Of everything in the source; asked twice in one process about the same files it does not read them twice."""
-    digest = _files_digest(tuple(source.files), tuple(stamps(source.files)), root)
+    digest = _files_digest(tuple(source.files), tuple(now), root)
     return hashlib.sha256(f"{digest}\0{source.identity}".encode()).hexdigest() if source.identity else digest
 
 
