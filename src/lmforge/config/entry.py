@@ -49,6 +49,7 @@ class FrontDoor:
         self.name, self.job, self.argv = name, job, argv
         self.launch = Launch()
         self.run_folder: RunFolder | None = None
+        self.stored: str | None = None  # the config of a run to be continued, as it was before this start
 
     def run(self) -> int:
         try:
@@ -136,6 +137,7 @@ class FrontDoor:
         if self.name == "train":
             continue_run(plan)
             if not plan.done:
+                self.stored = plan.run.config_file.read_text(encoding="utf-8") if plan.run else None
                 plan.run = open_run(plan, command.words, self.argv)
         for note in plan.notes:
             self._say(note)
@@ -174,6 +176,12 @@ class FrontDoor:
         if self.name == "train" and self.run_folder is not None and (self.launch.rank == 0 or code):
             with suppress(OSError):  # a full disk may be what it ends with
                 write_aside(self.run_folder.path / "exit_code", f"{int(code)}\n")
+
+    def _take_back(self) -> None:
+        """What a refused start wanted of a run to be continued is not what the next one begins with."""
+        if self.stored is not None and self.run_folder is not None:
+            with suppress(OSError):
+                write_aside(self.run_folder.config_file, self.stored)
 
     def _run_alone(self, plain: Plain) -> int:
         self.job(to_config(plain))
@@ -217,6 +225,7 @@ class FrontDoor:
         code = exit_code_of(error)
         self._note_end(code)
         if isinstance(error, UsageError):
+            self._take_back()
             if error.problems and (self.launch.rank == 0 or self.run_folder is not None):
                 rank = f"rank {self.launch.rank}: " if self.launch.rank else ""
                 print(f"{rank}{helptext.problems_text(self.name, error.problems)}", file=sys.stderr)
