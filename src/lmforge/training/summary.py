@@ -87,7 +87,7 @@ def next_commands(folder: Path) -> list[tuple[str, str]]:
         (f"lmforge generate run={folder} prompt='import '", "let it write"),
         (
             "python train.py strategy=fsdp precision=bf16-mixed trainer.devices=2",
-            "the same run, sharded over two processes",
+            "sharded over two processes; add the words you typed for this run",
         ),
         ("python train.py --help", "everything that can be changed"),
     ]
