@@ -55,3 +55,15 @@ def test_best_and_last_over_several_starts(program) -> None:
 
 def logged(program) -> int:
     return len(read_rows(program.run() / "metrics.csv"))
+
+
+def test_a_refused_start_changes_nothing_for_the_next(program):
+    program.train("trainer.max_steps=4")
+    run = program.run()
+    (run / "summary.json").unlink()  # as after a kill
+    stored = (run / "config.yaml").read_text()
+    refused = program(f"python train.py resume={run} trainer.max_steps=2")
+    assert refused.code == 2
+    assert "trainer.max_steps=2: fewer than the 4 steps" in refused.output
+    assert (run / "config.yaml").read_text() == stored
+    assert program(f"python train.py resume={run}").code == 0

@@ -42,6 +42,7 @@ def test_sources_are_typed_plainly_and_their_shares_said(compose, tmp_path):
         ((*CODE, "data.sources.code.name=a/b"), r"data.sources.code.path must be given: .*; not both"),
         (("data=mix", "data.sources.b.name=a/b/c", "data.sources.b.weight=1"), r"b.name=a/b/c: no such file or folder"),
         (("data.sources.code.path=code",), r"data.sources.code.path is a key of data=mix only"),
+        (("logger.wandb.project=x",), r"logger.wandb.project is a key of logger=wandb only"),
         ((*CODE, "data.sources.b.path=code", "data.sources.b.weight=1e-9"), r"less than one row in 10000"),
     ],
 )
@@ -67,4 +68,6 @@ def test_a_resumed_run_keeps_its_mixture(compose):
 def test_entries_of_other_groups_stay_closed(compose):
     with pytest.raises(UsageError, match=r"unknown key callbacks.mine.every_n_steps"):
         compose.plan("callbacks.mine.every_n_steps=3")
+    with pytest.raises(UsageError, match=r"unknown key .*did you mean callbacks.checkpoint.every_n_steps\?"):
+        compose.plan("callbacks.checkpoint.every_steps=3")
     assert get(compose.plain(*CODE), "data.sources.code.weight") == 7.0

@@ -51,6 +51,28 @@ def test_one_rank_has_them_made_and_the_other_waits(corpus, cache, capfd):
     assert "preparing" not in capfd.readouterr().err
 
 
+def test_damaged_shards_are_waited_for_as_missing_ones_are(corpus, cache, monkeypatch):
+    folder = prepared(corpus, cache)
+    sound = (folder / "train-00000.tokens").read_bytes()
+    (folder / "train-00000.tokens").write_bytes(sound[:-2])
+    looks = []
+    shards_of = module.shards_of
+
+    def looking(*args, **how):
+        looks.append(None)
+        assert len(looks) < 3, "waits without pause"
+        if len(looks) == 2:
+            prepared(corpus, cache)
+        return shards_of(*args, **how)
+
+    monkeypatch.setattr(module, "shards_of", looking)
+    paused = []
+    monkeypatch.setattr(module.time, "sleep", paused.append)
+    make_missing(TEXT | {"path": str(corpus)}, cache, _torchrun(1))
+    assert (folder / "train-00000.tokens").read_bytes() == sound
+    assert paused == [module._POLL_SECONDS]
+
+
 def test_what_is_wrong_ends_all_and_is_said_once(tmp_path, cache, capfd):
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\nbroken\n')
     found = _both(TEXT | {"path": str(tmp_path / "bad.jsonl")}, cache, delay=0.5)

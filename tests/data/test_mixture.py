@@ -10,6 +10,7 @@ import torch
 from builders import batch_plan, packed
 from lmforge.config.errors import UsageError
 from lmforge.config.mixture import FINEST, cycle_counts
+from lmforge.data import mix_sources
 from lmforge.data.mix import MixedData, in_turn
 from lmforge.data.mixture import MixedOrder, MixedRows, quota_cycle
 from lmforge.data.module import TokenWindows
@@ -148,6 +149,34 @@ def test_text_gets_the_tokenizer_of_the_shards_or_one_of_all(tmp_path) -> None:
     assert len(list((tmp_path / "cache" / "tokens").glob("tokenizer-*/tokenizer.json"))) == 1
     with pytest.raises(UsageError, match=r"data.sources.prose.path=.*nothing.*no such file"):
         mixed({"prose": (tmp_path / "nothing", 1)})
+
+
+def test_a_bad_row_is_named_by_its_own_file_and_a_word_by_its_source(tmp_path) -> None:
+    bad = tmp_path / "data.jsonl"
+    bad.write_text('{"body": "no"}\n')
+    with pytest.raises(UsageError) as refused:
+        mixed({"prose": (bad, 1)}, tmp_path / "cache")
+    (problem,) = refused.value.problems
+    assert problem.startswith(f"{bad}:1: ")
+    assert "; data.sources.prose.text_key names" in problem
+    with pytest.raises(UsageError, match=r"^data\.vocab_size=9: "):
+        mixed({"prose": (text_folder(tmp_path / "prose", "sea"), 1)}, tmp_path / "cache", tokenizer=None, vocab_size=9)
+
+
+def test_one_tokenizer_is_learnt_once_by_two_at_a_time(tmp_path, monkeypatch) -> None:
+    prose = text_folder(tmp_path / "prose", "sea")
+    learnt = mixed({"prose": (prose, 1)}, tmp_path / "cache")
+    looks, whole = [], mix_sources.store.is_whole
+
+    def is_whole(folder: Path) -> bool:
+        """The other is done between the first look at the tokenizer and the lock."""
+        looks.extend([folder] if folder.name.startswith("tokenizer-") else [])
+        return len(looks) != 1 and whole(folder)
+
+    monkeypatch.setattr(mix_sources.store, "is_whole", is_whole)
+    monkeypatch.setattr(mix_sources, "write_shards", None)
+    assert mixed({"prose": (prose, 1)}, tmp_path / "cache").manifest == learnt.manifest
+    assert len(looks) == 2
 
 
 def test_a_source_without_train_rows_is_refused(tmp_path, folders) -> None:

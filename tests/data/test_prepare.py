@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from lmforge.config.errors import UsageError
-from lmforge.data import build
+from lmforge.data import build, prepare
 from lmforge.data.store import NotPrepared
 from lmforge.data.tokenizer import Tokenizer
 from texts import files_in, jsonl, names_of, prepared, some_text
@@ -109,6 +109,19 @@ def test_a_tokenizer_without_an_end_is_wrong_input(corpus, cache, tmp_path):
     (tmp_path / "given.json").write_text(json.dumps(spec))
     with pytest.raises(UsageError, match=r"data\.tokenizer=.*no end-of-text token.*<\|endoftext\|>"):
         prepared(corpus, cache, tokenizer=str(tmp_path / "given.json"))
+
+
+def test_files_that_change_while_another_process_is_waited_for(corpus, cache, monkeypatch):
+    clean_up = prepare.store.remove_leftovers
+
+    def meanwhile(root):
+        (corpus / "00.txt").write_text("changed")
+        clean_up(root)
+
+    monkeypatch.setattr(prepare.store, "remove_leftovers", meanwhile)
+    with pytest.raises(UsageError, match="changed while"):
+        prepared(corpus, cache)
+    assert not list(cache.glob("tokens/*/"))
 
 
 def test_files_that_change_while_they_are_read(corpus, cache, monkeypatch):

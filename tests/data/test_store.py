@@ -34,6 +34,17 @@ def test_a_damaged_cache_is_made_again(corpus, cache, damage, caplog):
     assert "prepared again" in caplog.text
 
 
+def test_a_folder_that_another_process_is_replacing_is_not_whole(corpus, cache, monkeypatch):
+    folder = prepared(corpus, cache)
+    assert store.is_whole(folder)
+
+    def gone(*_):
+        raise FileNotFoundError(errno.ENOENT, "No such file", "train-00000.tokens")
+
+    monkeypatch.setattr(store.TokenShards, "verify", gone)
+    assert not store.is_whole(folder)
+
+
 def _together(start, corpus, cache, folders):
     start.wait()
     folders.put(prepared(corpus, cache))

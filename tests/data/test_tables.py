@@ -38,6 +38,7 @@ def test_tsv_and_another_column(tmp_path):
         (b"1", "no_text_field", "the row has 1 fields"),
         (b"1,caf\xe9", "not_utf8", "not UTF-8 (byte 0xe9)"),
         (b'1,"a"b', "broken_csv", "broken row"),
+        (b"1,half a text, and the rest", "broken_csv", "the row has 3 fields, the header 2"),
     ],
 )
 def test_a_bad_row_is_named_or_counted(tmp_path, row, reason, why):
@@ -50,6 +51,11 @@ def test_a_bad_row_is_named_or_counted(tmp_path, row, reason, why):
     report = Report(lenient=True)
     assert [document.text for document in read_text(path, report)] == ["first", "last"]
     assert report.counts == {reason: 1}
+
+
+def test_commas_at_the_end_of_rows_are_no_text(tmp_path):
+    (tmp_path / "a.csv").write_text("n,text\n0,first,\n1,last,,\n")
+    assert [text for _, text in read_text(tmp_path)] == ["first", "last"]
 
 
 def test_a_quote_that_is_never_closed_does_not_swallow_the_file_in_silence(tmp_path, monkeypatch):
@@ -74,6 +80,10 @@ def test_a_missing_column_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match=r"a\.csv: no column 'text'; columns: a, b; data\.text_key"):
         read_text(tmp_path)
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(UsageError, match=r"no column 'text'; columns: none, the file is empty;"):
+        read_text(tmp_path / "empty.csv")
+    (tmp_path / "empty.csv").unlink()
     (tmp_path / "b.csv").write_text("text\nfine\n")
     report = Report(lenient=True)
     assert [document.text for document in read_text(tmp_path, report)] == ["fine"]

@@ -78,13 +78,23 @@ class Tree:
         import yaml
 
         group, _, rest = key.partition(".")
-        top = rest.partition(".")[0]
         found = []
         for choice in self.groups.get(group, []):
             node = yaml.safe_load((self.folder / group / f"{choice}.yaml").read_text(encoding="utf-8"))
-            if isinstance(node, dict) and top in node:
+            if _holds(node, rest.split(".")):
                 found.append(f"{group}={choice}")
         return found
+
+
+def _holds(node: Any, path: Sequence[str]) -> bool:
+    """Whether nested containers have the path, or would take it: an empty one inside is there to be filled."""
+    for depth, part in enumerate(path):
+        if depth and node == {}:
+            return True
+        if not isinstance(node, dict) or part not in node:
+            return False
+        node = node[part]
+    return True
 
 
 def read_command(argv: Sequence[str]) -> Command:

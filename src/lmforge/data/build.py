@@ -13,7 +13,6 @@ import numpy as np
 from lmforge.config.errors import UsageError
 from lmforge.data.documents import Document, Report
 from lmforge.data.duplicates import Bands, Words, first_copies, near_duplicates
-from lmforge.data.files import stamps
 from lmforge.data.meter import Meter, meter
 from lmforge.data.parts import DROPPED, encode, sign
 from lmforge.data.pool import Pool, pool
@@ -71,7 +70,7 @@ def _read(source: Source, spool: Spool, processes: Pool, shown: Meter) -> None:
 
 
 def _spooled(source: Source, spool: Spool, shown: Meter) -> Iterator[int]:
-    before, report = stamps(source.files), Report(source.lenient)
+    before, report = source.stamps(), Report(source.lenient)
 
     def notes() -> dict[str, Any]:
         return {"dropped": report.counts, "bad_rows": report.bad_rows}
@@ -80,8 +79,7 @@ def _spooled(source: Source, spool: Spool, shown: Meter) -> Iterator[int]:
         for document in source.read(report):
             shown.show(report.position())
             yield document
-        if stamps(source.files) != before:
-            raise UsageError(f"data={source.kind}: the files changed while they were read; start again")
+        source.check_unchanged(before)
 
     shown.stage("reading", source.size)
     yield from spool.write(watched(), lambda document: family_key(SALT, source.family(document)), notes)

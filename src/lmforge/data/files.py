@@ -90,7 +90,10 @@ def _named(paths: Iterable[Path], root: Path) -> list[SourceFile]:
     return sorted(SourceFile(path.relative_to(root).as_posix(), path) for path in paths)
 
 
-def stamps(files: Iterable[SourceFile]) -> list[tuple[str, int, int]]:
+Stamps = list[tuple[str, int, int]]
+
+
+def stamps(files: Iterable[SourceFile]) -> Stamps:
     """(absolute path, bytes, time of the last change in ns) of each file."""
     found = []
     for _, path in files:

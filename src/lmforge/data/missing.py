@@ -36,14 +36,20 @@ def make_missing(data: Mapping[str, Any], cache: Path, launch: Launch) -> None:
     """
     if not prepares(data):
         return
+    while folder := _missing(data, cache):  # a mixture may lack several
+        if launch.local_rank == 0:
+            _have_made(data, cache, _failure(folder))
+            break
+        _wait_for(folder)
+
+
+def _missing(data: Mapping[str, Any], cache: Path) -> Path | None:
+    """The first folder of shards that is not there, or is damaged."""
     try:
         shards_of(data, cache=cache, make=False)
     except NotPrepared as missing:
-        if launch.local_rank == 0:
-            _have_made(data, cache, _failure(missing.folder))
-        else:
-            _wait_for(missing.folder)
-            make_missing(data, cache, launch)  # a mixture may lack several
+        return missing.folder
+    return None
 
 
 def _failure(folder: Path) -> Path:
@@ -79,8 +85,11 @@ def _without_launcher() -> dict[str, str]:
 
 
 def _wait_for(folder: Path) -> None:
+    """Returns when there may be shards; a damaged folder has had its manifest all the time."""
     parent, failure = os.getppid(), _failure(folder)
-    while not (folder / MANIFEST).exists():
+    while True:
         if failure.exists() or os.getppid() != parent:
             raise UsageError([])
         time.sleep(_POLL_SECONDS)
+        if (folder / MANIFEST).exists():
+            return

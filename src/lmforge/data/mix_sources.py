@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from lmforge.data.tokenizer import MIN_SIZE, Tokenizer
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 14  # bytes
+# The words of a source in a message, and no file's name.
+_KEY = re.compile(r"(?<!\S)data\.((?:path|name|text_key|on_bad|config|split|revision)\b)")
 Entry = Mapping[str, Any]
 
 
@@ -52,8 +55,7 @@ def _prepared(name: str, entry: Entry, **options: Any) -> Path:
     try:
         return prepare(_source(entry), **options)
     except UsageError as error:
-        entries = [problem.replace("data.", f"data.sources.{name}.") for problem in error.problems]
-        raise UsageError(entries) from error
+        raise UsageError([_KEY.sub(rf"data.sources.{name}.\1", problem) for problem in error.problems]) from error
 
 
 def _source(entry: Entry) -> Source:

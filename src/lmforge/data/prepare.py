@@ -12,7 +12,7 @@ import hashlib
 import logging
 import shutil
 import time
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +21,14 @@ from lmforge.config.errors import UsageError
 from lmforge.config.plain import hash_of
 from lmforge.data import store
 from lmforge.data.build import NEAR_COPY, SALT, SAMPLE, build
-from lmforge.data.files import SourceFile, files_digest, stamps
+from lmforge.data.files import SourceFile, Stamps, files_digest
 from lmforge.data.shards import VERSION, read_manifest
 from lmforge.data.sources import Source
 from lmforge.data.tokenizer import SPLIT_PATTERN, Tokenizer, check_vocab_size
 
 log = logging.getLogger(__name__)
 
-RECIPE = 4  # raise when a change here or in the modules used would give other shards
+RECIPE = 5  # raise when a change here or in the modules used would give other shards
 
 
 def prepare(
@@ -49,9 +49,15 @@ def prepare(
     """
     given = given_tokenizer(tokenizer, vocab_size)
     root = Path(cache) / "tokens"
-    digest = _digest(source, root)
+    before = source.stamps()
+    digest = _digest(source, before, root)
     folder = root / f"{source.kind}-{_key(source, digest, vocab_size, given)}"
-    return store.cached(folder, partial(_make, source, vocab_size, given, folder, digest, workers), make)
+
+    def build_now() -> None:
+        source.check_unchanged(before)  # since they were hashed; another process may have been waited for
+        _make(source, vocab_size, given, folder, digest, workers)
+
+    return store.cached(folder, build_now, make)
 
 
 def given_tokenizer(path: str | None, vocab_size: int) -> Tokenizer | None:
@@ -66,9 +72,9 @@ def given_tokenizer(path: str | None, vocab_size: int) -> Tokenizer | None:
     return tokenizer
 
 
-def _digest(source: Source, root: Path) -> str:
+def _digest(source: Source, now: Stamps, root: Path) -> str:
     """Of everything in the source; asked twice in one process about the same files it does not read them twice."""
-    digest = _files_digest(tuple(source.files), tuple(stamps(source.files)), root)
+    digest = _files_digest(tuple(source.files), tuple(now), root)
     return hashlib.sha256(f"{digest}\0{source.identity}".encode()).hexdigest() if source.identity else digest
 
 

@@ -152,9 +152,8 @@ def _rows(file: SourceFile, stream: BinaryIO, key: str, report: Report) -> Itera
     rows = csv.reader(lines, delimiter="\t" if file_format(file.path)[0] == ".tsv" else ",", strict=True)
     names = _header(rows)
     if key not in names:
-        raise Unfit(
-            "no_text_column", f"no column '{key}'; columns: {', '.join(names[:12])}; data.text_key names the right one"
-        )
+        listed = ", ".join(names[:12]) or "none, the file is empty"
+        raise Unfit("no_text_column", f"no column '{key}'; columns: {listed}; data.text_key names the right one")
     column, number = names.index(key), 0
     while True:
         number += 1
@@ -163,7 +162,7 @@ def _rows(file: SourceFile, stream: BinaryIO, key: str, report: Report) -> Itera
             if row is None:
                 return
             if row:
-                yield Document(f"{file.name}:{number}", _cell(row, column, key))
+                yield Document(f"{file.name}:{number}", _cell(row, column, names))
             else:
                 report.skip("blank")
         except csv.Error as error:
@@ -179,11 +178,12 @@ def _header(rows: Iterator[list[str]]) -> list[str]:
         raise Unfit("broken_csv", f"broken header ({error})") from None
 
 
-def _cell(row: list[str], column: int, key: str) -> str:
+def _cell(row: list[str], column: int, names: list[str]) -> str:
     if column >= len(row):
-        raise Unfit("no_text_field", f"the row has {len(row)} fields, none for '{key}'")
-    text = row[column]
-    return clean(decoded(text.encode("utf-8", errors="surrogateescape")))
+        raise Unfit("no_text_field", f"the row has {len(row)} fields, none for '{names[column]}'")
+    if any(row[len(names) :]):  # a text with a comma and no quotes would be cut there
+        raise Unfit("broken_csv", f"the row has {len(row)} fields, the header {len(names)}")
+    return clean(decoded(row[column].encode("utf-8", errors="surrogateescape")))
 
 
 def _parquet(file: SourceFile, key: str, report: Report) -> Iterator[Document]:

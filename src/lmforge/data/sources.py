@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from lmforge.config.errors import UsageError
 from lmforge.data.documents import Document, Report, Unfit
-from lmforge.data.files import SourceFile, stdlib_files, text_files
+from lmforge.data.files import SourceFile, Stamps, stamps, stdlib_files, text_files
 from lmforge.data.readers import read_files, read_whole
 
 
@@ -46,6 +47,15 @@ class Source:
     def size(self) -> int:
         """Bytes of the files as they lie on the disk; 0 for a source without files."""
         return sum(file.path.stat().st_size for file in self.files)
+
+    def stamps(self) -> Stamps:
+        """What tells that a file was changed."""
+        return stamps(self.files)
+
+    def check_unchanged(self, before: Stamps) -> None:
+        """Raises UsageError when a file is not as it was."""
+        if self.stamps() != before:
+            raise UsageError(f"data={self.kind}: the files changed while they were read; start again")
 
 
 def stdlib_source(root: Path | None = None) -> Source:

@@ -30,7 +30,7 @@ def is_whole(folder: Path) -> bool:
         if sum(path.stat().st_size for path in folder.glob("*.tokens")) <= _VERIFY_LIMIT:
             for split in splits:
                 split.verify()
-    except (UsageError, KeyError) as error:
+    except (UsageError, KeyError, OSError) as error:  # another process may be replacing it
         log.warning("the cached shards are prepared again: %s", error)
         return False
     return True
@@ -77,7 +77,7 @@ def locked(root: Path, name: str) -> Iterator[None]:
 
 def unwritable(root: Path, error: OSError) -> UsageError:
     """A full disk, or a folder that is not this user's."""
-    reason = error.strerror or str(error)
+    reason = error.strerror or f"disk full? {error}"  # numpy says only how much it wrote
     return UsageError(f"paths.cache: cannot write in {root} ({reason}); set paths.cache=FOLDER")
 
 

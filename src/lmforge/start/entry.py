@@ -7,13 +7,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from lmforge.config.aside import write_aside
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
@@ -49,6 +50,7 @@ class FrontDoor:
         self.name, self.job, self.argv = name, job, argv
         self.launch = Launch()
         self.run_folder: RunFolder | None = None
+        self.stored: str | None = None  # the config of a run to be continued, as it was before this start
 
     def run(self) -> int:
         try:
@@ -136,6 +138,7 @@ class FrontDoor:
         if self.name == "train":
             continue_run(plan)
             if not plan.done:
+                self.stored = plan.run.config_file.read_text(encoding="utf-8") if plan.run else None
                 plan.run = open_run(plan, command.words, self.argv)
         for note in plan.notes:
             self._say(note)
@@ -172,6 +175,12 @@ class FrontDoor:
         """From the first rank, and from any other that fails. A run that was killed has no such note."""
         if self.name == "train" and self.run_folder is not None and (self.launch.rank == 0 or code):
             self.run_folder.note_end(code)
+
+    def _take_back(self) -> None:
+        """What a refused start wanted of a run to be continued is not what the next one begins with."""
+        if self.stored is not None and self.run_folder is not None:
+            with suppress(OSError):
+                write_aside(self.run_folder.config_file, self.stored)
 
     def _run_alone(self, plain: Plain) -> int:
         self.job(to_config(plain))
@@ -215,6 +224,7 @@ class FrontDoor:
         code = exit_code_of(error)
         self._note_end(code)
         if isinstance(error, UsageError):
+            self._take_back()
             if error.problems and (self.launch.rank == 0 or self.run_folder is not None):
                 rank = f"rank {self.launch.rank}: " if self.launch.rank else ""
                 print(f"{rank}{helptext.problems_text(self.name, error.problems)}", file=sys.stderr)
