@@ -133,8 +133,9 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
 )
 def test_a_large_text_file_is_cut_between_paragraphs(tmp_path, monkeypatch, text, pieces):
     monkeypatch.setattr(readers, "WHOLE", 40)
-    (tmp_path / "big.txt").write_text(text)
-    assert read_text(tmp_path) == pieces
+    for way in (text, "\ufeff" + text, text.replace("\n", "\r\n")):
+        (tmp_path / "big.txt").write_text(way, newline="")
+        assert read_text(tmp_path) == pieces
 
 
 def test_documents_come_one_by_one(tmp_path):

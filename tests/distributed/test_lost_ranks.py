@@ -7,7 +7,7 @@ from functools import partial
 import jobs
 import pytest
 
-from lmforge.training.checkpoint import list_checkpoints
+from lmforge.runs.folder import list_checkpoints
 from ranks import run_ranks
 from tiny import compose, new_run
 

@@ -45,7 +45,7 @@ class Report:
         """A row that cannot be read. `place` is file:line, or file:row for tables, as in a document's name; `path` the
         same for this machine's user."""
         if not self.lenient:
-            raise UsageError(f"{path or place}: {error}")
+            raise UsageError(f"{path or place}: {error}; data.on_bad=lenient leaves such rows out and counts them")
         entry = self.bad_rows.setdefault(error.reason, {"count": 0, "first": f"{place}: {error}"})
         entry["count"] += 1
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -84,10 +85,13 @@ def _lines_before_bad(data: bytes) -> int:
 
 def _pieces(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
     """(bytes, whether they are the last): all of a file, or pieces of at most WHOLE bytes that end with a paragraph, a
-    line, or at least a character."""
+    line, or at least a character. A byte order mark and CRLF are gone before, so that they move no cut."""
     held = b""
     while True:
-        held += stream.read(WHOLE + 1 - len(held))
+        while len(held) <= WHOLE and (block := stream.read(WHOLE + 1 - len(held))):
+            while block.endswith(b"\r") and (more := stream.read(1)):
+                block += more
+            held = (held + block.replace(b"\r\n", b"\n")).removeprefix(BOM_UTF8)
         if len(held) <= WHOLE:
             yield held, True
             return

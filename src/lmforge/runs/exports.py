@@ -21,7 +21,7 @@ from lmforge.config.parse import Word
 from lmforge.config.plain import Plain, check_schema
 from lmforge.config.targets import check_targets
 
-FORMAT, VERSION = "lmforge-safetensors", 1
+FORMAT, VERSION = "lmforge-safetensors", 1  # the name stays: exports outlive a renamed package
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 NETWORKS = "lmforge.models."  # an export names a network, no other class that a run's config may name
 MOST_BYTES = 1 << 20  # of config.json

@@ -20,7 +20,7 @@ def runs_job(cfg: DictConfig) -> None:
     """Prints the runs below `paths.runs`; with `delete` shows what would go, and with `yes` removes it."""
     runs = Path(cfg.paths.runs)
     if cfg.delete is None:
-        show(list_runs(runs, cfg.name, cfg.sort), runs)
+        show(list_runs(runs, cfg.name, cfg.sort), runs, "" if cfg.name == "all" else f" of the name {cfg.name}")
         return
     doomed = find_doomed(cfg.delete, runs)
     show([doomed], runs)
@@ -31,10 +31,10 @@ def runs_job(cfg: DictConfig) -> None:
     print(f"deleted {doomed.run.path}, {size(doomed.disk)} freed")
 
 
-def show(found: Sequence[RunFacts], runs: Path) -> None:
+def show(found: Sequence[RunFacts], runs: Path, which: str = "") -> None:
     """A table in colours for a terminal, plain columns for a pipe."""
     if not found:
-        print(f"no runs below {runs}")
+        print(f"no runs{which} below {runs}")
         return
     rows = [row(facts) for facts in found]
     total = f"{len(found)} run{'s'[: len(found) != 1]}, {size(sum(facts.disk for facts in found))} below {runs}"

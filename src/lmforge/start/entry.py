@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -50,7 +51,7 @@ class FrontDoor:
         self.name, self.job, self.argv = name, job, argv
         self.launch = Launch()
         self.run_folder: RunFolder | None = None
-        self.stored: str | None = None  # the config of a run to be continued, as it was before this start
+        self.before: dict[Path, str] | None = None  # files of a run to be continued, as they were before this start
 
     def run(self) -> int:
         try:
@@ -138,7 +139,8 @@ class FrontDoor:
         if self.name == "train":
             continue_run(plan)
             if not plan.done:
-                self.stored = plan.run.config_file.read_text(encoding="utf-8") if plan.run else None
+                files = (plan.run.config_file, plan.run.exit_file) if plan.run else ()
+                self.before = {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
                 plan.run = open_run(plan, command.words, self.argv)
         for note in plan.notes:
             self._say(note)
@@ -177,10 +179,15 @@ class FrontDoor:
             self.run_folder.note_end(code)
 
     def _take_back(self) -> None:
-        """What a refused start wanted of a run to be continued is not what the next one begins with."""
-        if self.stored is not None and self.run_folder is not None:
-            with suppress(OSError):
-                write_aside(self.run_folder.config_file, self.stored)
+        """A start that is refused leaves a run to be continued as it was, and no new run's folder."""
+        run = self.run_folder
+        if self.before is None or run is None:
+            return
+        with suppress(OSError):
+            for file, text in self.before.items():
+                write_aside(file, text)
+        if not self.before and not any(run.checkpoints.iterdir()):
+            shutil.rmtree(run.path, ignore_errors=True)
 
     def _run_alone(self, plain: Plain) -> int:
         self.job(to_config(plain))
