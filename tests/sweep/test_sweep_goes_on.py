@@ -68,6 +68,18 @@ def test_the_folder_by_name_and_words_that_contradict(sweep):
     assert starts(sweep, 1) == [0]
 
 
+def test_an_end_that_was_not_noted(sweep):
+    """Killed between the job's end and the table: the result is taken over, nothing is trained again."""
+    sweep("-m", "seed=0")
+    table = sweep.path / "table.csv"
+    before = table.read_text()
+    table.write_text(before.replace(",done,2.35,", ",running,,"))
+    assert sweep.column("status") == ["running"]
+    sweep("-m", f"resume={sweep.path}")
+    assert table.read_text() == before
+    assert starts(sweep, 0) == [0]
+
+
 def test_resume_auto_finds_the_unfinished_sweep_of_the_same_words(sweep):
     words = ("-m", "seed=0,1", "optimizer.lr=1e-3", "resume=auto")
     process = sweep.start(*words, HOLD="0")
