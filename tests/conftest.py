@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of the `make test` this may run below: not for the tests' own make
+    os.environ.pop(name, None)
+
 
 @pytest.fixture(autouse=True)
 def restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
