@@ -143,7 +143,7 @@ def test_a_kill_in_the_middle_costs_only_what_was_not_finished(program, tmp_path
 
 
 def test_ctrl_c_leaves_nobody(program, tmp_path, cache) -> None:
-    path = jsonl(tmp_path / "corpus.jsonl", [some_text(i, 3000) for i in range(60)])
+    path = jsonl(tmp_path / "corpus.jsonl", [some_text(i, 3000) for i in range(400)])
     words = ["lmforge", "prepare", *TEXT.split(), f"data.path={path}", "workers=2"]
     running = start_command(words, program.folder, _small_parts, LMFORGE_CACHE=str(cache))
     running.wait_for(lambda: list(cache.glob("tokens/*.work/00000.bands.npy")))

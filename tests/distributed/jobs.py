@@ -65,7 +65,7 @@ def watch(facts: Facts) -> None:
 
     def noted_fetch(windows: Windows, update: int) -> Window:
         window = fetch(windows, update)
-        if windows.order.shuffle:
+        if getattr(windows.order, "shuffle", True):  # not where rows are scored
             numbers = windows.numbers(update).ravel()
             facts["numbers"][update] = numbers.tolist()
             facts["rows"][update] = windows.order(numbers).tolist()
