@@ -89,7 +89,7 @@ def parts(words: list[str]) -> tuple[DictConfig, UpdateTask, Iterator[Window]]:
 def bare_loop(turn: Turn, words: list[str], every: int = 1) -> None:
     """Our network and optimizers in the shortest loop that trains: forward, loss, backward, clip, update."""
     from lmforge.tasks.cross_entropy import summed_cross_entropy
-    from lmforge.training.optimizers import set_learning_rate
+    from lmforge.tasks.update import set_learning_rate
 
     _, task, stream = parts(words)
     network = task.network.train()
