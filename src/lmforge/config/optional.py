@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,11 +26,9 @@ ENTRIES = (
 
 def missing(package: str, feature: str) -> str | None:
     """One line that says what to install before `feature` (the words that ask for it) works; None when it does."""
-    try:
+    with suppress(ImportError, ValueError):
         if find_spec(package) is not None:
             return None
-    except (ImportError, ValueError):
-        pass
     what = f".[{EXTRAS[package]}]" if EXTRAS[package] else "."
     return f"{feature}: needs the package {package}, which is not installed: pip install -e '{what}'"
 

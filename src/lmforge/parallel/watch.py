@@ -117,10 +117,8 @@ def _end_of(pid: int, process: "subprocess.Popen[bytes] | None") -> int | None:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
