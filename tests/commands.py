@@ -104,6 +104,7 @@ def _command(
     words: list[str], cwd: str, changes: Sequence[Callable[[], None]], environment: dict[str, str], log: str
 ) -> None:
     os.setpgrp()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
     os.chdir(cwd)
     os.environ |= environment
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
