@@ -96,6 +96,8 @@ def end_of(trainer: Any) -> Facts:
     states = [state for optimizer in trainer.strategy.optimizers for state in optimizer.state.values()]
     return {
         "step": trainer.global_step,
+        "plan": str(task.plan),
+        "whole": task.parameter_count,
         "data": str(trainer.datamodule.folder),
         "logged_loss": next(c.train_loss for c in trainer.callbacks if isinstance(c, Logbook)),
         "skipped": task.skipped,

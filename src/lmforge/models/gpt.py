@@ -5,7 +5,6 @@ trained network can be exported to that architecture. Nothing here knows of Ligh
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -18,14 +17,16 @@ Head = Callable[[Tensor], Tensor]
 Score = Callable[[Tensor, Head], Tensor]
 
 
-@dataclass
 class Cache:
-    """Keys and values of the positions already seen, one `[batch, kv_heads, capacity, head_dim]` pair a layer."""
+    """Keys and values of the positions already seen, one `[batch, kv_heads, capacity, head_dim]` pair a layer.
 
-    capacity: int
-    length: int = 0
-    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    rope: tuple[Tensor, Tensor] | None = None  # cosine and sine of every position
+    No dataclass: FSDP would hand the network a copy of one, whose length nobody else sees grow.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity, self.length = capacity, 0
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.rope: tuple[Tensor, Tensor] | None = None  # cosine and sine of every position
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append new keys and values of one layer and return views on all so far."""
