@@ -45,6 +45,10 @@ class Layout:
         pp, dp = divmod(rank, self.dp)
         return Place(pp, dp, cp, tp)
 
+    def reader(self, dp: int) -> int:
+        """The first rank that reads share `dp` of the data."""
+        return dp * self.cp * self.tp
+
     def __str__(self) -> str:
         """`dp 4 (2 copies of weights cut in 2) x tp 2`; what is one is left out."""
         copies = f" ({self.dp // self.shard} copies of weights cut in {self.shard})" if 1 < self.shard < self.dp else ""

@@ -1,6 +1,7 @@
 """The callbacks and loggers of a run, in the order in which they must act."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def make_callbacks(
                 "data": data.fingerprint,
                 "split": data.manifest.get("split_sha256"),
                 "tokenizer": data.manifest.get("tokenizer"),
+                "layout": asdict(data.plan.layout),
             },
             **monitors.get("checkpoint", {}),
         },

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from lmforge.config.aside import sync, write_aside
 from lmforge.config.errors import UsageError
+from lmforge.config.layout import ALONE, Layout
 from lmforge.parallel.norm import local
 from lmforge.parallel.places import holds_first, local_place
 
@@ -36,7 +37,7 @@ KINDS = ("weights", "optimizer", "local")
 # what may stand in state.json, which can come from a stranger
 SHAPES: dict[str, type] = {
     **dict.fromkeys(("step", "samples", "tokens", "skipped", "failures", "total_steps", "world_size"), int),
-    **dict.fromkeys(("metrics", "callbacks", "scaler"), dict),
+    **dict.fromkeys(("metrics", "callbacks", "scaler", "layout"), dict),
     "data": str,
 }
 DTYPES = {
@@ -158,6 +159,14 @@ class Checkpoint:
         if not isinstance(found, dict | None):
             raise self.broken("state.json: tokenizer cannot be that")
         return found
+
+    @property
+    def layout(self) -> Layout:
+        """Of the ranks that wrote it."""
+        sizes = self.state.get("layout", {"dp": self.state["world_size"]})
+        if not all(isinstance(size, int) and size > 0 for size in sizes.values()) or set(sizes) - set(vars(ALONE)):
+            raise self.broken("state.json: layout cannot be that")
+        return Layout(**sizes)
 
     def position(self, rank: int) -> Any:
         """Where a rank was in its data; None when that is the step alone."""

@@ -90,7 +90,8 @@ class Restore(pl.Callback):
         load_optimizers(network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"), names)
         load_local(pl_module, self.checkpoint, trainer.global_rank, trainer.world_size)
         pl_module.load_state(state)
-        position = self.checkpoint.position(trainer.global_rank)
+        share = trainer.datamodule.plan.layout.place(trainer.global_rank).dp  # type: ignore[attr-defined]
+        position = self.checkpoint.position(self.checkpoint.layout.reader(share))
         if position is not None:
             self._go_on(trainer, position)
         pl_module.latest, pl_module.latest_step = state["metrics"], state["step"]
@@ -184,11 +185,11 @@ def check_data(checkpoint: Checkpoint | None, data: TokenWindows) -> None:
     """The order of samples must be the one the checkpoint counted in; raises UsageError when it is not."""
     if checkpoint is None:
         return
-    fingerprint, ranks = data.fingerprint, checkpoint.state["world_size"]
-    if checkpoint.position(0) is not None and ranks != data.plan.world:
+    fingerprint, ranks = data.fingerprint, checkpoint.layout.dp
+    if checkpoint.position(0) is not None and ranks != data.plan.dp:
         raise UsageError(
             f"trainer.devices: {checkpoint.folder} holds where each of {ranks} ranks was in its share of a stream, so "
-            f"{data.plan.world} cannot go on; resume on {ranks}, or weights= starts anew"
+            f"{data.plan.dp} cannot go on; resume on {ranks}, or weights= starts anew"
         )
     if checkpoint.state["data"] != fingerprint:
         raise UsageError(
