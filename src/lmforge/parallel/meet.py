@@ -1,0 +1,200 @@
+"""Where ranks meet: a store held by rank 0, or by torchrun's agent, in which every rank says that it is there.
+
+torch's own rendezvous counts who came but cannot say who did not, waits twice its time-out for an address that nobody
+answers at, and for ever at one that answers nothing.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from lmforge.config.errors import NotConnected
+from lmforge.parallel.unmet import Here, Meeting, missing_ranks, other_world, some_ranks, unreachable
+from lmforge.parallel.watch import alive, home
+
+NOTE_SECONDS = 30.0  # how often rank 0 says for whom it waits
+FAREWELL_SECONDS = 3.0  # how long rank 0 keeps the store for ranks that still have to hear why nothing starts
+
+
+def meet(meeting: Meeting) -> tuple[dist.Store, dist.Store]:
+    """Returns when all ranks are there, with a store that only they know, and the hall where they met.
+
+    Raises NotConnected within the time-out.
+    """
+    deadline = time.monotonic() + meeting.seconds
+    store = _open_store(meeting, deadline)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    hall = dist.PrefixStore(f"meet/{attempt}", store)
+    me = Here(meeting.rank, meeting.world, os.getpid(), socket.gethostname(), home())
+    _announce(hall, meeting, me)
+    room = _gather(hall, meeting, deadline) if meeting.rank == 0 else _follow(hall, meeting, deadline)
+    return dist.PrefixStore(room, store), hall
+
+
+def leave_hall(meeting: Meeting, hall: dist.Store) -> None:
+    """Takes away what this meeting left in the agent's store, which outlives it: torchrun may bring other ranks
+    together without counting that as a restart."""
+    if meeting.agent and meeting.rank == 0:
+        for key in ("verdict", "heard", *map(_key, range(meeting.world))):
+            hall.delete_key(key)
+
+
+def _open_store(meeting: Meeting, deadline: float) -> dist.Store:
+    if meeting.rank == 0 and not meeting.agent:
+        return _serve(meeting)
+    _reach(meeting, deadline)
+    return _client(meeting, deadline)
+
+
+def _serve(meeting: Meeting) -> dist.Store:
+    waits = timedelta(seconds=meeting.seconds)
+    try:
+        return dist.TCPStore("localhost", meeting.port, meeting.world, True, waits, wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise NotConnected(
+            f"rank 0 cannot listen on port {meeting.port}: another process does; check for a second rank 0, or an "
+            "earlier run that has not ended; or choose another port (MASTER_PORT or strategy.init_method)"
+        ) from None
+
+
+def _reach(meeting: Meeting, deadline: float) -> None:
+    """Returns when something answers at the address."""
+    tries, pause = 0, 0.05
+    while True:
+        tries += 1
+        try:
+            left = max(0.1, deadline - time.monotonic())
+            socket.create_connection((meeting.address, meeting.port), timeout=left).close()
+            return
+        except OSError as error:
+            if time.monotonic() + pause >= deadline:
+                raise NotConnected(unreachable(meeting, f"{error.strerror or error} ({tries} tries)")) from None
+        time.sleep(pause)
+        pause = min(1.0, pause * 1.5)
+
+
+def _client(meeting: Meeting, deadline: float) -> dist.Store:
+    """The store behind the address; in a thread, since torch waits without end for one that says nothing."""
+    found: list[dist.Store | Exception] = []
+    left = max(1.0, deadline - time.monotonic())
+
+    def enter() -> None:
+        waits = timedelta(seconds=left)
+        try:
+            found.append(dist.TCPStore(meeting.address, meeting.port, meeting.world, False, waits, False))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=enter, name="meet", daemon=True)
+    thread.start()
+    thread.join(left)
+    if not found:
+        _hang_up(meeting.port)
+        thread.join(left)
+    if found and isinstance(found[0], dist.Store):
+        return found[0]
+    raise NotConnected(unreachable(meeting, "something listens there, but it is no rank 0 that waits for others"))
+
+
+def _hang_up(port: int) -> None:
+    """Ends connections of this process to a port, for a thread that reads from one in vain."""
+    for number in map(int, os.listdir("/dev/fd")):
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            if connection.getpeername()[1] == port:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _key(rank: int) -> str:
+    return f"rank/{rank}/here"
+
+
+def _announce(hall: dist.Store, meeting: Meeting, me: Here) -> None:
+    """Says that this rank is there; raises NotConnected when another process already said so and lives."""
+    text = json.dumps(asdict(me))
+    if meeting.agent:
+        hall.set(_key(me.rank), text)
+        return
+    first = _read(hall.compare_set(_key(me.rank), "", text))
+    if first == me:
+        return
+    if first.home == me.home and not alive(first.pid):
+        hall.set(_key(me.rank), text)
+        return
+    problem = f"{first} and process {me.pid} on {me.host} both say RANK={me.rank}; every process needs its own"
+    hall.set("problem", problem)
+    raise NotConnected(problem)
+
+
+def _read(value: bytes) -> Here:
+    return Here(**json.loads(value))
+
+
+def _gather(hall: dist.Store, meeting: Meeting, deadline: float) -> str:
+    """Rank 0: waits for all and tells them the verdict, which is the name of their store or what is wrong."""
+    room = f"group/{time.time_ns()}-{os.getpid()}"
+    here, problem = _wait_for_all(hall, meeting, deadline)
+    hall.set("verdict", json.dumps({"room": room, "world": meeting.world, "problem": problem}))
+    if not problem:
+        return room
+    until = time.monotonic() + FAREWELL_SECONDS
+    while hall.add("heard", 0) < len(here) - 1 and time.monotonic() < until:
+        time.sleep(0.05)
+    raise NotConnected(problem)
+
+
+def _wait_for_all(hall: dist.Store, meeting: Meeting, deadline: float) -> tuple[list[Here], str]:
+    """Those who came, and what is wrong with them or with those who did not ('' when nothing is)."""
+    here: list[Here] = []
+    began, pause, notes, missing = time.monotonic(), 0.01, 1, list(range(meeting.world))
+    while True:
+        came = [rank for rank in missing if hall.check([_key(rank)])]
+        here += [_read(hall.get(_key(rank))) for rank in came]
+        missing = [rank for rank in missing if rank not in came]
+        if wrong := [other for other in here if other.world != meeting.world]:
+            return here, other_world(meeting, wrong)
+        if hall.check(["problem"]):
+            return here, hall.get("problem").decode()
+        if not missing:
+            return here, ""
+        if time.monotonic() >= deadline:
+            return here, missing_ranks(meeting, missing, here)
+        if time.monotonic() - began > notes * NOTE_SECONDS:
+            print(f"waiting for {some_ranks(missing)} of {meeting.world} at {meeting.point} "
+                  f"({notes * NOTE_SECONDS:g} of {meeting.seconds:g} s)", file=sys.stderr, flush=True)  # fmt: skip
+            notes += 1
+        time.sleep(pause)
+        pause = min(0.5, pause * 1.3)
+
+
+def _follow(hall: dist.Store, meeting: Meeting, deadline: float) -> str:
+    """Every other rank: hears the verdict."""
+    left = max(0.0, deadline - time.monotonic()) + FAREWELL_SECONDS
+    try:
+        hall.wait(["verdict"], timedelta(seconds=left))
+        verdict = json.loads(hall.get("verdict"))
+        hall.add("heard", 1)
+    except RuntimeError:
+        raise NotConnected(_left_alone(hall, meeting)) from None
+    if verdict["world"] != meeting.world:
+        raise NotConnected(f"rank {meeting.rank} has WORLD_SIZE={meeting.world}, rank 0 has {verdict['world']}")
+    if verdict["problem"]:
+        raise NotConnected(verdict["problem"])
+    return verdict["room"]
+
+
+def _left_alone(hall: dist.Store, meeting: Meeting) -> str:
+    try:
+        missing = [rank for rank in range(meeting.world) if not hall.check([_key(rank)])]
+    except RuntimeError:
+        return f"rank 0 was at {meeting.point} and has gone before all ranks were there; its own message tells why"
+    return missing_ranks(meeting, missing or [0], [])
