@@ -185,10 +185,10 @@ def _follow(hall: dist.Store, meeting: Meeting, deadline: float) -> str:
         hall.add("heard", 1)
     except RuntimeError:
         raise NotConnected(_left_alone(hall, meeting)) from None
-    if verdict["world"] != meeting.world:
-        raise NotConnected(f"rank {meeting.rank} has WORLD_SIZE={meeting.world}, rank 0 has {verdict['world']}")
     if verdict["problem"]:
         raise NotConnected(verdict["problem"])
+    if verdict["world"] != meeting.world:
+        raise NotConnected(f"rank {meeting.rank} has WORLD_SIZE={meeting.world}, rank 0 has {verdict['world']}")
     return verdict["room"]
 
 
