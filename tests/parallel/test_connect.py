@@ -40,10 +40,11 @@ def connected() -> list[Any]:
     connect(GLOO, here())
     connect(GLOO, here())  # what an outer launcher's ranks do again when the trainer starts
     first_exchange(GLOO, here(), torch.device("cpu"))
-    group = Control().group
-    assert group is not None
-    waits = [dist.distributed_c10d._get_pg_default_device, dist.get_backend(group), dist.get_world_size()]
-    return [*waits[1:], group._get_backend(torch.device("cpu")).options._timeout]
+    control = Control()
+    control.barrier()
+    assert control.group is not None
+    waits = control.group._get_backend(torch.device("cpu")).options._timeout
+    return [dist.get_backend(control.group), dist.get_world_size(), waits]
 
 
 def test_ranks_are_connected_once_and_later_groups_wait_as_long() -> None:
