@@ -12,10 +12,12 @@ from lmforge.config.checks import FSDP_PRECISIONS
 from lmforge.config.errors import UsageError
 from lmforge.config.keys import PRECISIONS
 from lmforge.parallel.precision import ForwardPrecision
+from lmforge.training import peak
 from ranks import run_ranks
 from tiny import compose, new_run, train
 
-WORDS = [word for word in PRECISIONS if word != "auto"]
+QUICK = ("bf16-mixed", "bf16-true", "16-mixed")
+WORDS = [pytest.param(word, marks=() if word in QUICK else pytest.mark.slow) for word in PRECISIONS if word != "auto"]
 
 
 class Sums(TorchDispatchMode):
@@ -34,6 +36,7 @@ class Sums(TorchDispatchMode):
 
 def summed(plain: dict[str, Any], folder: str, change: Callable[[], None] = lambda: None) -> set[str]:
     change()
+    peak._measure = lambda dtype, threads: 1e9  # seconds in float16
     with Sums() as sums:
         train(plain, folder)
     return sums.dtypes
