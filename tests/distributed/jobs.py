@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -229,6 +230,11 @@ def random_rows() -> None:
 def error_at(rank: int, step: int) -> None:
     """One rank fails with an ordinary error."""
     _at(rank, step, partial(_fail, RuntimeError("told to fail")))
+
+
+def sleep_at(rank: int, step: int, seconds: float) -> None:
+    """One rank does nothing for a while."""
+    _at(rank, step, partial(time.sleep, seconds))
 
 
 def kill_at(rank: int, step: int) -> None:

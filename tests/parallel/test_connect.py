@@ -130,8 +130,8 @@ def test_ranks_of_a_launcher_meet_where_it_or_the_command_says(monkeypatch, init
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a CUDA GPU")
 def test_nccl_connects_and_writes_its_file(tmp_path) -> None:
-    """Needs a GPU: NCCL exists on no other machine."""
     how = Connection("nccl", "env://", 60.0, "INFO")
     connecting.write_nccl_log(how.nccl_debug, tmp_path, 0)
     meeting = Meeting("127.0.0.1", free_port(), 0, 1, 60.0)

@@ -79,6 +79,7 @@ def test_completion(door, typed, offered):
     result = door("train.py", "-sc", "query=bash", env=env)
     assert result.code == 0, result.err
     assert offered in result.out.split()
+    assert "strategy=_connect" not in result.out.split()
     assert result.cpu < LIGHT
 
 

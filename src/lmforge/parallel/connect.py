@@ -1,6 +1,8 @@
 """The one place that starts a process group: for every strategy, under every launcher."""
 
 import os
+import re
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from lmforge.config.connection import ENV, Connection, connection, meeting_point
-from lmforge.config.errors import NotConnected, UsageError
+from lmforge.config.errors import NotConnected, RankLost, UsageError
 from lmforge.config.launch import Launch
-from lmforge.parallel.meet import leave_hall, meet
+from lmforge.parallel.meet import meet
 from lmforge.parallel.unmet import Meeting, not_connected
 
 # What torch is asked for: beside nccl, which carries GPU tensors only, gloo for what ranks tell each other on the host.
+TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl", "gloo": "gloo", "mpi": "cpu:mpi,cuda:mpi"}
 
 
@@ -48,7 +51,7 @@ def connect(how: Connection, meeting: Meeting) -> None:
         return
     check_build(how.backend)
     _wait_at_most(how.seconds)
-    store, hall = meet(meeting)
+    store = meet(meeting)
     try:
         dist.init_process_group(
             TORCH_BACKENDS[how.backend], store=store, rank=meeting.rank, world_size=meeting.world,
@@ -56,7 +59,6 @@ def connect(how: Connection, meeting: Meeting) -> None:
         )  # fmt: skip
     except RuntimeError as error:
         raise NotConnected(not_connected(meeting, "gloo" if how.backend == "nccl" else how.backend, error)) from error
-    leave_hall(meeting, hall)
 
 
 def first_exchange(how: Connection, meeting: Meeting, device: torch.device) -> None:
@@ -69,6 +71,19 @@ def first_exchange(how: Connection, meeting: Meeting, device: torch.device) -> N
         raise NotConnected(not_connected(meeting, how.backend, error)) from error
     if ranks != meeting.world:
         raise NotConnected(f"{how.backend} brought {ranks} ranks together, not {meeting.world}")
+
+
+def no_answer(errors: Iterable[BaseException], how: Connection) -> RankLost | None:
+    """What an exchange that ran into its time-out ends with; None for other errors."""
+    lines = [line for error in errors for line in str(error).splitlines()]
+    first = next((line for line in lines if TIMED_OUT.search(line)), None)
+    if first is None:
+        return None
+    return RankLost(
+        f"another rank took no part in an exchange over {how.backend} for {how.seconds:g} s "
+        "(strategy.timeout_seconds): it hangs, is far behind, or the network between the machines is cut\n"
+        f"  {first.strip()[:300]}"
+    )
 
 
 def _wait_at_most(seconds: float) -> None:

@@ -6,6 +6,7 @@ answers at, and for ever at one that answers nothing.
 
 import json
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -24,27 +25,54 @@ NOTE_SECONDS = 30.0  # how often rank 0 says for whom it waits
 FAREWELL_SECONDS = 3.0  # how long rank 0 keeps the store for ranks that still have to hear why nothing starts
 
 
-def meet(meeting: Meeting) -> tuple[dist.Store, dist.Store]:
-    """Returns when all ranks are there, with a store that only they know, and the hall where they met.
-
-    Raises NotConnected within the time-out.
-    """
+def meet(meeting: Meeting) -> dist.Store:
+    """Returns when all ranks are there, with a store that only they know. Raises NotConnected within the time-out."""
     deadline = time.monotonic() + meeting.seconds
     store = _open_store(meeting, deadline)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    hall = dist.PrefixStore(f"meet/{attempt}", store)
+    door = Door(store) if meeting.agent else None
+    name = door.enter(meeting, deadline) if door else "meeting"
+    hall = dist.PrefixStore(name, store)
     me = Here(meeting.rank, meeting.world, os.getpid(), socket.gethostname(), home())
     _announce(hall, meeting, me)
-    room = _gather(hall, meeting, deadline) if meeting.rank == 0 else _follow(hall, meeting, deadline)
-    return dist.PrefixStore(room, store), hall
+    if meeting.rank == 0:
+        _gather(hall, meeting, deadline, door)
+    else:
+        _follow(hall, meeting, deadline)
+    return dist.PrefixStore(f"{name}/group", store)
 
 
-def leave_hall(meeting: Meeting, hall: dist.Store) -> None:
-    """Takes away what this meeting left in the agent's store, which outlives it: torchrun may bring other ranks
-    together without counting that as a restart."""
-    if meeting.agent and meeting.rank == 0:
-        for key in ("verdict", "heard", *map(_key, range(meeting.world))):
-            hall.delete_key(key)
+class Door:
+    """How ranks find the hall of their own start in torchrun's store, which keeps what earlier starts left in it.
+
+    Every rank shows a number of its own. Rank 0 answers each with the name of its hall, those of ranks now dead too,
+    so no answer to a number of today can be one of yesterday.
+    """
+
+    SIZE = 16  # letters of a number
+
+    def __init__(self, store: dist.Store) -> None:
+        self.store = dist.PrefixStore("door", store)
+        self.name, self.answered = secrets.token_hex(self.SIZE // 2), 0
+
+    def enter(self, meeting: Meeting, deadline: float) -> str:
+        """The name of the hall."""
+        if meeting.rank == 0:
+            self.store.append("arrivals", "")  # type: ignore[attr-defined]
+            return self.name
+        self.store.append("arrivals", self.name)  # type: ignore[attr-defined]
+        key = f"answer/{self.name}"
+        try:
+            self.store.wait([key], timedelta(seconds=max(0.1, deadline - time.monotonic())))
+        except RuntimeError:
+            raise NotConnected(missing_ranks(meeting, [0], [])) from None
+        return self.store.get(key).decode()
+
+    def answer(self) -> None:
+        """Rank 0: to be called again and again while it waits."""
+        arrivals = self.store.get("arrivals").decode()
+        for at in range(self.answered, len(arrivals), self.SIZE):
+            self.store.set(f"answer/{arrivals[at : at + self.SIZE]}", self.name)
+        self.answered = len(arrivals)
 
 
 def _open_store(meeting: Meeting, deadline: float) -> dist.Store:
@@ -139,24 +167,25 @@ def _read(value: bytes) -> Here:
     return Here(**json.loads(value))
 
 
-def _gather(hall: dist.Store, meeting: Meeting, deadline: float) -> str:
-    """Rank 0: waits for all and tells them the verdict, which is the name of their store or what is wrong."""
-    room = f"group/{time.time_ns()}-{os.getpid()}"
-    here, problem = _wait_for_all(hall, meeting, deadline)
-    hall.set("verdict", json.dumps({"room": room, "world": meeting.world, "problem": problem}))
+def _gather(hall: dist.Store, meeting: Meeting, deadline: float, door: Door | None) -> None:
+    """Rank 0: waits for all and tells them what is wrong, or that nothing is."""
+    here, problem = _wait_for_all(hall, meeting, deadline, door)
+    hall.set("verdict", json.dumps({"world": meeting.world, "problem": problem}))
     if not problem:
-        return room
+        return
     until = time.monotonic() + FAREWELL_SECONDS
     while hall.add("heard", 0) < len(here) - 1 and time.monotonic() < until:
         time.sleep(0.05)
     raise NotConnected(problem)
 
 
-def _wait_for_all(hall: dist.Store, meeting: Meeting, deadline: float) -> tuple[list[Here], str]:
+def _wait_for_all(hall: dist.Store, meeting: Meeting, deadline: float, door: Door | None) -> tuple[list[Here], str]:
     """Those who came, and what is wrong with them or with those who did not ('' when nothing is)."""
     here: list[Here] = []
     began, pause, notes, missing = time.monotonic(), 0.01, 1, list(range(meeting.world))
     while True:
+        if door is not None:
+            door.answer()
         came = [rank for rank in missing if hall.check([_key(rank)])]
         here += [_read(hall.get(_key(rank))) for rank in came]
         missing = [rank for rank in missing if rank not in came]
@@ -176,7 +205,7 @@ def _wait_for_all(hall: dist.Store, meeting: Meeting, deadline: float) -> tuple[
         pause = min(0.5, pause * 1.3)
 
 
-def _follow(hall: dist.Store, meeting: Meeting, deadline: float) -> str:
+def _follow(hall: dist.Store, meeting: Meeting, deadline: float) -> None:
     """Every other rank: hears the verdict."""
     left = max(0.0, deadline - time.monotonic()) + FAREWELL_SECONDS
     try:
@@ -189,7 +218,6 @@ def _follow(hall: dist.Store, meeting: Meeting, deadline: float) -> str:
         raise NotConnected(verdict["problem"])
     if verdict["world"] != meeting.world:
         raise NotConnected(f"rank {meeting.rank} has WORLD_SIZE={meeting.world}, rank 0 has {verdict['world']}")
-    return verdict["room"]
 
 
 def _left_alone(hall: dist.Store, meeting: Meeting) -> str:
