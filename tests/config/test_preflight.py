@@ -3,7 +3,7 @@ import pytest
 from lmforge.config import machine, machine_checks
 from lmforge.config.batch import batch_plan, strategy_kind
 from lmforge.config.checks import preflight
-from lmforge.config.connection import CONNECTION, DEFAULTS, Connection, connection
+from lmforge.config.connection import DEFAULTS, Connection, connection
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
 from lmforge.config.machine_checks import parameter_count
@@ -63,7 +63,10 @@ def test_exactly_one_batch_word(compose, words):
         (["model.head_dim=31"], "needs an even head_dim"),
         (["model.context=128", "data.context=512", "batch.tokens=512"], "longer than model.context=128"),
         (["strategy=single", "trainer.devices=2"], "choose strategy=ddp or fsdp"),
-        (["strategy=fsdp", "precision=16-true"], "precision=32-true|64-true|bf16-mixed|bf16-true|16-mixed can"),
+        (
+            ["strategy=fsdp", "precision=16-true", "trainer.devices=2"],
+            "precision=32-true|64-true|bf16-mixed|bf16-true|16-mixed can",
+        ),
         (["trainer.max_steps=null"], "would never end"),
         (["schedule.warmup=500", "trainer.max_steps=400"], "longer than the run (trainer.max_steps=400)"),
         (["trainer.devices=0"], "needs at least 1 device"),
@@ -170,7 +173,7 @@ def test_a_backend_for_another_device(compose, monkeypatch):
 def test_the_words_of_connecting_are_part_of_every_strategy(compose):
     for choice in compose.composer.tree.groups["strategy"]:
         words = compose.plain(f"strategy={choice}", "strategy.timeout_seconds=7")["strategy"]
-        assert {key: words[key] for key in CONNECTION} == {**DEFAULTS, "timeout_seconds": 7.0}
+        assert {key: words[key] for key in DEFAULTS} == {**DEFAULTS, "timeout_seconds": 7.0}
     assert connection({"strategy": {"kind": "ddp"}, "trainer": {"accelerator": "cpu"}}) == Connection(
         "gloo", "env://", 1800.0, None
     )
@@ -213,7 +216,13 @@ def test_gpt2_is_124_million(compose):
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"), [([], "single"), (["trainer.devices=2"], "ddp"), (["strategy=fsdp"], "fsdp")]
+    ("words", "kind"),
+    [
+        ([], "single"),
+        (["trainer.devices=2"], "ddp"),
+        (["strategy=fsdp"], "single"),
+        (["strategy=hsdp", "trainer.devices=2"], "mesh"),
+    ],
 )
 def test_auto_strategy(compose, words, kind):
     assert strategy_kind(compose.plain(*words)) == kind

@@ -20,7 +20,6 @@ DEFAULTS: dict[str, Any] = {
     "timeout_seconds": 1800.0,
     "nccl_debug": None,
 }
-CONNECTION = tuple(DEFAULTS)
 ENV = "env://"
 TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_.-]+):(\d{1,5})/?")
 NEAR_TCP = re.compile(r"(?:\w*:?/{1,3})?([A-Za-z0-9_.-]+):(\d{1,5})/?")

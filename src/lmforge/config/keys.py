@@ -9,7 +9,7 @@ from lmforge.config.schema import Key
 
 METRICS = ("val/loss", "val/bits_per_byte", "val/perplexity", "val/accuracy")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-STRATEGIES = ("auto", "single", "ddp", "fsdp")
+STRATEGIES = ("auto", "single", "ddp", "mesh")
 PROCESS_GROUP_BACKENDS = ("auto", "nccl", "gloo", "mpi")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -114,7 +114,13 @@ KEYS: dict[str, Key] = {
     "schedule.final": Key("float", low=0, high=1, resume="logged"),
     # strategy, precision, compile
     "strategy.kind": Key("text", words=STRATEGIES, resume="free"),
+    "strategy.dp": Key("int", low=1, words=("auto",), resume="free"),
+    "strategy.shard": Key("int", low=1, words=("all", "node"), resume="free"),
+    "strategy.tp": _free(COUNT),
+    "strategy.pp": _free(COUNT),
+    "strategy.cp": _free(COUNT),
     "strategy.reshard_after_forward": _free(FLAG),
+    "strategy.virtual_stages": _free(COUNT),
     "strategy.process_group_backend": Key("text", words=PROCESS_GROUP_BACKENDS, resume="free"),
     "strategy.init_method": Key("text", resume="free"),
     "strategy.timeout_seconds": _free(POSITIVE),

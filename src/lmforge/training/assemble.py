@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import warnings
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config.batch import BatchPlan, strategy_kind
+from lmforge.config.batch import BatchPlan, layout_of, strategy_kind
 from lmforge.config.build import build
-from lmforge.config.connection import CONNECTION, ENV, connection, meeting_point
+from lmforge.config.connection import ENV, connection, meeting_point
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import plain_environment, read_launch
 from lmforge.config.lines import show_log
@@ -140,9 +141,9 @@ def make_task(cfg: DictConfig, data: TokenWindows, steps: int, initialise: bool)
 
 
 def make_plan(cfg: DictConfig) -> Plan:
-    options = {key: value for key, value in cfg.strategy.items() if key != "kind" and key not in CONNECTION}
+    options = {field.name: cfg.strategy[field.name] for field in fields(Plan) if field.name in cfg.strategy}
+    options |= {"kind": strategy_kind(cfg), "layout": layout_of(cfg)}
     return Plan(
-        kind=strategy_kind(cfg),
         activation_checkpointing=cfg.trainer.activation_checkpointing,
         compile_backend=cfg.compile.backend,
         **options,
@@ -244,13 +245,12 @@ def announce(
     """What is about to run, in a few lines on standard error."""
     precision = trainer.precision_plugin
     assert isinstance(precision, ForwardPrecision)
-    parameters = sum(p.numel() for p in task.network.parameters())
-    kind = task.plan.kind + (f" over {connection(cfg)}" if plan.world > 1 else "")
+    over = f" over {connection(cfg)}" if plan.world > 1 else ""
     lines = [
         f"run folder  {run.path}",
-        f"network     {human(parameters)} parameters",
+        f"network     {human(task.parameter_count)} parameters",
         f"batch       {plan}, {plan.sequences * plan.context} tokens",
-        f"strategy    {kind}, {cfg.precision.word}: {precision.describe()}",
+        f"strategy    {task.plan}{over}, {cfg.precision.word}: {precision.describe()}",
         f"loggers     {', '.join(entries(cfg.logger)) or 'none'}",
     ]
     if checkpoint is not None:
