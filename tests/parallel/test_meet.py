@@ -71,10 +71,11 @@ def test_rank_0_on_another_machine_than_was_said(port) -> None:
     assert f"listens on port {port} of {socket.gethostname()}, which 192.0.2.1 is not an address of" in said
 
 
-def test_rank_0_says_for_whom_it_waits(port, monkeypatch, capfd) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_says_for_whom_it_waits(port, monkeypatch, capfd, rank) -> None:
     monkeypatch.setattr(meeting_module, "NOTE_SECONDS", 0.4)
-    at_once(Meeting("127.0.0.1", port, 0, 2, 1.0))
-    assert f"waiting for rank 1 of 2 at 127.0.0.1:{port} (0.4 of 1 s)" in capfd.readouterr().err
+    at_once(Meeting("127.0.0.1", port, rank, 2, 1.0))
+    assert f"waiting for rank {1 - rank} of 2 at 127.0.0.1:{port} (0.4 of 1 s)" in capfd.readouterr().err
 
 
 def test_many_missing_ranks_are_not_all_listed() -> None:

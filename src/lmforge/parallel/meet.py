@@ -21,7 +21,7 @@ from lmforge.config.errors import NotConnected
 from lmforge.parallel.unmet import Here, Meeting, missing_ranks, other_world, some_ranks, unreachable
 from lmforge.parallel.watch import alive, home
 
-NOTE_SECONDS = 30.0  # how often rank 0 says for whom it waits
+NOTE_SECONDS = 30.0  # how often rank 0 says for whom it waits; the others say it once
 FAREWELL_SECONDS = 3.0  # how long rank 0 keeps the store for ranks that still have to hear why nothing starts
 
 
@@ -97,9 +97,12 @@ def _serve(meeting: Meeting) -> dist.Store:
 
 def _reach(meeting: Meeting, deadline: float) -> None:
     """Returns when something answers at the address."""
-    tries, pause = 0, 0.05
+    began, tries, pause, noted = time.monotonic(), 0, 0.05, False
     while True:
         tries += 1
+        if not noted and time.monotonic() - began > NOTE_SECONDS:
+            noted = True
+            _say_waiting(meeting, [0], NOTE_SECONDS)
         try:
             left = max(0.1, deadline - time.monotonic())
             socket.create_connection((meeting.address, meeting.port), timeout=left).close()
@@ -198,11 +201,15 @@ def _wait_for_all(hall: dist.Store, meeting: Meeting, deadline: float, door: Doo
         if time.monotonic() >= deadline:
             return here, missing_ranks(meeting, missing, here)
         if time.monotonic() - began > notes * NOTE_SECONDS:
-            print(f"waiting for {some_ranks(missing)} of {meeting.world} at {meeting.point} "
-                  f"({notes * NOTE_SECONDS:g} of {meeting.seconds:g} s)", file=sys.stderr, flush=True)  # fmt: skip
+            _say_waiting(meeting, missing, notes * NOTE_SECONDS)
             notes += 1
         time.sleep(pause)
         pause = min(0.5, pause * 1.3)
+
+
+def _say_waiting(meeting: Meeting, missing: list[int], seconds: float) -> None:
+    what = f"waiting for {some_ranks(missing)} of {meeting.world} at {meeting.point}"
+    print(f"{what} ({seconds:g} of {meeting.seconds:g} s)", file=sys.stderr, flush=True)
 
 
 def _follow(hall: dist.Store, meeting: Meeting, deadline: float) -> None:
