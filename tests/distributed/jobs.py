@@ -246,8 +246,20 @@ def sleep_at(rank: int, step: int, seconds: float) -> None:
 
 
 def kill_at(rank: int, step: int) -> None:
-    """One rank is killed as the kernel does it when memory runs out."""
-    _at(rank, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    """One rank is killed as the kernel does it when memory runs out, once a checkpoint is complete."""
+    _at(rank, step, _die)
+
+
+def _die() -> None:
+    _see_a_checkpoint()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _see_a_checkpoint(seconds: float = 20.0) -> None:
+    """Wait for the one that is being written; both its ranks write on meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not any(Path("runs/default").glob("*/checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def leave_at(rank: int, step: int, code: int) -> None:
@@ -256,6 +268,7 @@ def leave_at(rank: int, step: int, code: int) -> None:
 
 
 def _leave(code: int) -> None:
+    _see_a_checkpoint()
     (run,) = Path("runs/default").iterdir()
     (run / "exit_code").write_text(f"{code}\n")
     os._exit(code)
