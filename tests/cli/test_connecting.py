@@ -21,14 +21,16 @@ def first_speaks(rank: int) -> None:
     rank_zero_only.rank = rank
 
 
-def start_rank(program, rank: int, world: int, *words: str, **environment: str) -> Running:
-    program.started.append(
-        start_command(
-            program.tiny(*WORDS, *words), program.folder, partial(first_speaks, rank), RANK=str(rank),
-            WORLD_SIZE=str(world), LMFORGE_CACHE=str(program.cache), GLOO_SOCKET_IFNAME="lo", **environment,
-        )
-    )  # fmt: skip
+def start(program, rank: int, *words: str, **environment: str) -> Running:
+    """A process whose environment says that it is this rank."""
+    environment |= {"LMFORGE_CACHE": str(program.cache), "GLOO_SOCKET_IFNAME": "lo"}
+    line = program.tiny(*WORDS, *words)
+    program.started.append(start_command(line, program.folder, partial(first_speaks, rank), **environment))
     return program.started[-1]
+
+
+def start_rank(program, rank: int, world: int, *words: str, **environment: str) -> Running:
+    return start(program, rank, *words, RANK=str(rank), WORLD_SIZE=str(world), **environment)
 
 
 def train(program, *words: str, **environment: str) -> Sequence[Outcome]:
@@ -56,6 +58,16 @@ def test_ranks_by_hand_train_as_those_of_torchrun(program) -> None:
     other = train(program, "name=other", "seed=1", f"strategy.init_method={point}")
     assert [rank.code for rank in other] == [0, 0], other[0].output
     assert digits(program.run("other")) != digits(program.run("hand"))
+
+
+def test_tasks_of_srun_find_each_other(program) -> None:
+    """By what Slurm says of them: it sets no RANK, no WORLD_SIZE and no MASTER_ADDR."""
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2"}
+    slurm |= {"SLURM_NNODES": "1", "SLURM_NODELIST": "localhost", "MASTER_PORT": str(free_port())}
+    tasks = [start(program, rank, **slurm, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in (0, 1)]
+    ends = [task.finish() for task in tasks]
+    assert [end.code for end in ends] == [0, 0], ends[0].output + ends[1].output
+    assert digits(program.run())[-1][0] == 3.0
 
 
 def test_a_rank_that_is_missing(program) -> None:
