@@ -100,7 +100,8 @@ def section(group: str) -> Iterator[str]:
     files = sorted((CONFIGS / group).glob("*.yaml"))
     yield f"\n## {group}\n"
     for file in files:
-        yield f"- `{group}={file.stem}`: {cell(about(file))}"
+        if not file.stem.startswith("_"):
+            yield f"- `{group}={file.stem}`: {cell(about(file))}"
     yield ""
     if group not in PRESETS:
         yield from table(f"{group}.", files)

@@ -51,7 +51,7 @@ def test_torchrun(program) -> None:
     assert len(re.findall(r"^run folder", outcome.output, flags=re.MULTILINE)) == 2  # the head and the summary
     run = program.run()
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert (config["trainer"]["devices"], config["strategy"]["kind"]) == (2, "fsdp")
+    assert (config["trainer"]["devices"], config["strategy"]["kind"]) == (2, "mesh")
     assert len(list(run.glob("checkpoints/step-00000020/weights-*"))) == 2
     assert [int(row["step"]) for row in read_rows(run / "metrics.csv")] == list(range(1, 21))
     wrong = execute([*launcher, *typed(program, "strategy=fsdp", "batch.sequences=3")], program.folder, environment)

@@ -3,6 +3,7 @@ import pytest
 from lmforge.config import machine, machine_checks
 from lmforge.config.batch import batch_plan, strategy_kind
 from lmforge.config.checks import preflight
+from lmforge.config.connection import DEFAULTS, Connection, connection
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
 from lmforge.config.machine_checks import parameter_count
@@ -113,11 +114,69 @@ def test_gpus_must_be_visible(compose, monkeypatch):
     assert problems(compose, "trainer.devices=4", "trainer.accelerator=cpu") == []
 
 
-def test_several_machines_need_a_launcher(compose):
+def test_several_machines_need_a_launcher_and_a_place_to_meet(compose, monkeypatch):
     words = ["trainer.num_nodes=2", "trainer.devices=2"]
     with pytest.raises(UsageError, match=r"torchrun --nnodes=2 --nproc-per-node=2 .* or srun --nodes=2 --ntasks-per"):
         compose.plan(*words)
-    assert compose.plan(*words, launch=Launch("torchrun", 0, 4, 0, 2, 2)).plain["trainer"]["num_nodes"] == 2
+    launch = Launch("torchrun", 0, 4, 0, 2, 2)
+    with pytest.raises(UsageError, match="torchrun set no MASTER_ADDR and no MASTER_PORT, so ranks do not know where"):
+        compose.plan(*words, launch=launch)
+    assert compose.plan(*words, "strategy.init_method=tcp://host:1", launch=launch)
+    monkeypatch.setenv("MASTER_ADDR", "host")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert compose.plan(*words, launch=launch).plain["trainer"]["num_nodes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("tcp:/host7:29511", "tcp://host7:29511"),
+        ("host7:29511", "tcp://host7:29511"),
+        ("http://10.0.0.1:80", "tcp://10.0.0.1:80"),
+        ("env:/", "env://"),
+        ("env", "env://"),
+        ("tcp://host", "tcp://HOST:PORT"),
+        ("tcp://host:0", "tcp://HOST:PORT"),
+        ("tcp://host:65536", "tcp://HOST:PORT"),
+        ("tcp://:29511", "tcp://HOST:PORT"),
+        ("tcp://a b:1", "tcp://HOST:PORT"),
+        ("file:///tmp/x", "tcp://HOST:PORT"),
+    ],
+)
+def test_a_place_to_meet_that_is_none(compose, text, near):
+    (problem,) = problems(compose, f"strategy.init_method={text}")
+    assert problem == (
+        f"strategy.init_method={text}: not allowed; did you mean {near}?; "
+        "allowed: env://, tcp://HOST:PORT with a port from 1 to 65535"
+    )
+
+
+@pytest.mark.parametrize("text", ["env://", "tcp://127.0.0.1:29511", "tcp://node-1.cluster:1", "tcp://[fe80::1]:65535"])
+def test_places_to_meet(compose, text):
+    assert problems(compose, f"strategy.init_method={text}") == []
+
+
+def test_a_backend_for_another_device(compose, monkeypatch):
+    (problem,) = problems(compose, "strategy.process_group_backend=nccl", "trainer.accelerator=cpu")
+    assert problem.startswith(
+        "strategy.process_group_backend=nccl: carries GPU tensors only, and this run is on the CPU"
+    )
+    assert "did you mean gloo?; allowed here: auto, gloo, mpi" in problem
+    plain = compose.plain("strategy.process_group_backend=gloo", "strategy.nccl_debug=INFO")
+    notes = preflight(plain, machine_too=False)[1]
+    assert "strategy.nccl_debug=INFO: no file is written, this run talks over gloo" in notes
+    monkeypatch.setattr(machine, "accelerator", lambda word: "gpu")
+    assert "strategy.process_group_backend=gloo: slow between GPUs" in "\n".join(preflight(plain, machine_too=False)[1])
+    assert connection(compose.plain()).backend == "nccl"
+
+
+def test_the_words_of_connecting_are_part_of_every_strategy(compose):
+    for choice in compose.composer.tree.groups["strategy"]:
+        words = compose.plain(f"strategy={choice}", "strategy.timeout_seconds=7")["strategy"]
+        assert {key: words[key] for key in DEFAULTS} == {**DEFAULTS, "timeout_seconds": 7.0}
+    assert connection({"strategy": {"kind": "ddp"}, "trainer": {"accelerator": "cpu"}}) == Connection(
+        "gloo", "env://", 1800.0, None
+    )
 
 
 def test_accelerators_that_cannot_be_are_not_offered(compose):

@@ -16,7 +16,7 @@ from lmforge.config.plain import flatten, to_config
 from lmforge.config.targets import check_targets, load_target
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
-GROUP_FILES = sorted(FOLDER.glob("*/*.yaml"))
+GROUP_FILES = sorted(FOLDER.glob("*/[!_]*.yaml"))  # what begins with _ is a part of others
 PRESETS = ("experiment", "debug")
 DOORS = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 CHOICES = [

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -232,9 +233,26 @@ def error_at(rank: int, step: int) -> None:
     _at(rank, step, partial(_fail, RuntimeError("told to fail")))
 
 
+def sleep_at(rank: int, step: int, seconds: float) -> None:
+    """One rank does nothing for a while."""
+    _at(rank, step, partial(time.sleep, seconds))
+
+
 def kill_at(rank: int, step: int) -> None:
-    """One rank is killed as the kernel does it when memory runs out."""
-    _at(rank, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    """One rank is killed as the kernel does it when memory runs out, once a checkpoint is complete."""
+    _at(rank, step, _die)
+
+
+def _die() -> None:
+    _see_a_checkpoint()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _see_a_checkpoint(seconds: float = 20.0) -> None:
+    """Wait for the one that is being written; both its ranks write on meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not any(Path("runs/default").glob("*/checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def leave_at(rank: int, step: int, code: int) -> None:
@@ -243,6 +261,7 @@ def leave_at(rank: int, step: int, code: int) -> None:
 
 
 def _leave(code: int) -> None:
+    _see_a_checkpoint()
     (run,) = Path("runs/default").iterdir()
     (run / "exit_code").write_text(f"{code}\n")
     os._exit(code)

@@ -42,6 +42,14 @@ def test_a_rank_that_ends_with_a_code_of_its_own(shards) -> None:
     assert "memory ran out" not in said
 
 
+def test_a_rank_that_does_not_answer(shards) -> None:
+    """The other one waits as long as the time-out says, and no longer."""
+    said, seconds = told(shards, partial(jobs.sleep_at, 1, 4, 15.0), "strategy=ddp", "strategy.timeout_seconds=3")
+    assert "RankLost: another rank took no part in an exchange over gloo for 3 s (strategy.timeout_seconds)" in said
+    assert "Timed out waiting 3000ms" in said
+    assert seconds < 30
+
+
 @pytest.mark.parametrize("where", ["training", "saving"])
 def test_one_rank_without_memory_ends_both(shards, where) -> None:
     said, seconds = told(shards, partial(jobs.no_memory_at, 1, 4, where), "strategy=fsdp")

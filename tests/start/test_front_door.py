@@ -79,6 +79,7 @@ def test_completion(door, typed, offered):
     result = door("train.py", "-sc", "query=bash", env=env)
     assert result.code == 0, result.err
     assert offered in result.out.split()
+    assert "strategy=_connect" not in result.out.split()
     assert result.cpu < LIGHT
 
 
@@ -239,6 +240,9 @@ def share_object(value):
     return json.loads(box.read_text())
 control.share_object = share_object
 sys.modules["lmforge.parallel.control"] = control
+connect = types.ModuleType("lmforge.parallel.connect")
+connect.connect_launched = lambda cfg, launch: None
+sys.modules["lmforge.parallel.connect"] = connect
 """
 
 
@@ -248,7 +252,7 @@ def torchrun(door, *words):
     ranks = []
     for rank in "01":
         env = {**os.environ, "TORCHELASTIC_RUN_ID": "none", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2",
-               "LOCAL_WORLD_SIZE": "2"}  # fmt: skip
+               "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # fmt: skip
         command = [sys.executable, str(script), *words]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     said = [rank.communicate(timeout=30) for rank in ranks]

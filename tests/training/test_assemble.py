@@ -99,17 +99,45 @@ def test_the_trim_threshold_follows_the_other_one_only_where_that_was_taken(monk
 SHELL = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "train", "SLURM_LOCALID": "0"}
 
 
-def environments(cfg: Any) -> list[bool]:
-    return [isinstance(plugin, LightningEnvironment) for plugin in assemble.make_plugins(cfg, "cpu")]
+def environment(cfg: Any) -> Any:
+    _, environment = assemble.make_plugins(cfg, "cpu")
+    return environment
 
 
 def test_a_batch_scripts_shell_is_one_process(shards) -> None:
     cfg = to_config(compose(shards))
     os.environ |= SHELL
-    assert environments(cfg) == [False, True]
-    os.environ["SLURM_STEP_ID"] = "0"
-    os.environ["SLURM_STEP_NUM_TASKS"] = "4"
-    assert environments(cfg) == [False]
+    assert isinstance(environment(cfg), LightningEnvironment)
+    os.environ |= {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_NODELIST": "n[4-5]"}
+    os.environ |= {"SLURM_LOCALID": "1", "SLURM_NNODES": "2"}
+    task = environment(cfg)
+    assert (task.global_rank(), task.world_size(), task.local_rank(), task.node_rank()) == (3, 4, 1, 1)
+    assert (task.main_address, task.main_port) == ("n4", 15007)
+
+
+def test_ranks_of_this_program_meet_where_the_command_says(shards) -> None:
+    os.environ["MASTER_PORT"] = "1"
+    words = ("strategy=ddp", "strategy.init_method=tcp://127.0.0.1:29511")
+    own = environment(to_config(compose(shards, *words)))
+    assert (own.main_address, own.main_port) == ("127.0.0.1", 29511)
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", "29511")  # for its children
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nccl_writes_to_a_file_of_each_rank(shards, tmp_path, rank) -> None:
+    if rank:
+        os.environ |= {"LMFORGE_RUN": str(tmp_path), "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    cfg = to_config(compose(shards, "strategy=ddp", "trainer.devices=2", "strategy.nccl_debug=INFO"))
+    assemble.make_trainer(cfg, tmp_path / "50%", [], False)
+    assert os.environ["NCCL_DEBUG"] == "INFO"
+    assert os.environ["NCCL_DEBUG_FILE"] == f"{tmp_path}/50%%/nccl-rank-{rank}-%h-%p.log"
+
+
+def test_without_a_word_nccl_is_left_as_the_environment_says(shards, tmp_path) -> None:
+    os.environ["NCCL_DEBUG"] = "WARN"
+    assemble.make_trainer(to_config(compose(shards, "strategy=ddp", "trainer.devices=2")), tmp_path, [], False)
+    assert os.environ["NCCL_DEBUG"] == "WARN"
+    assert "NCCL_DEBUG_FILE" not in os.environ
 
 
 def test_a_run_in_a_batch_scripts_shell_trains(shards) -> None:

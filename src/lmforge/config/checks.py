@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 
 from lmforge.config.batch import batch_plan, strategy_kind, world
+from lmforge.config.connection import check_connection, check_init_method, connection, meeting_point
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
 from lmforge.config.layout_checks import check_layout
@@ -153,9 +155,11 @@ def mode_problems(part: str, key: str, entry: Plain) -> list[str]:
 
 
 def launch_problems(cfg: Plain, launch: Launch, broken: Iterable[str] = ()) -> list[str]:
-    """Several machines need a launcher that starts a process on each."""
+    """Several machines need a launcher that starts a process on each, and its processes a place to meet."""
     nodes, devices = cfg["trainer"].get("num_nodes", 1), cfg["trainer"].get("devices", 1)
-    if launch.external or nodes == 1 or _touches(("trainer.num_nodes", "trainer.devices"), broken):
+    if launch.external:
+        return [] if _touches(("strategy.init_method",), broken) else _meeting_problems(cfg, launch)
+    if nodes == 1 or _touches(("trainer.num_nodes", "trainer.devices"), broken):
         return []
     each = devices if isinstance(devices, int) else "DEVICES" if devices == "auto" else len(devices)
     return [
@@ -163,6 +167,15 @@ def launch_problems(cfg: Plain, launch: Launch, broken: Iterable[str] = ()) -> l
         f"torchrun --nnodes={nodes} --nproc-per-node={each} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT train.py "
         f"..., or srun --nodes={nodes} --ntasks-per-node={each} python train.py ...; or trainer.num_nodes=1"
     ]
+
+
+def _meeting_problems(cfg: Plain, launch: Launch) -> list[str]:
+    try:
+        check_init_method(cfg)
+        meeting_point(connection(cfg).init_method, launch, os.environ)
+    except UsageError as error:
+        return error.problems
+    return []
 
 
 DEVICES = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator")
@@ -176,6 +189,8 @@ CONFIG_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (_check_context, ("data.context", "model.context")),
     (_check_modes, ("callbacks",)),
     (_check_strategy, ("strategy", "precision", *DEVICES)),
+    (check_init_method, ("strategy.init_method",)),
+    (check_connection, ("strategy.process_group_backend", "trainer.accelerator")),
     (check_layout, ("strategy", "precision", "model", "data.context", *DEVICES)),
     (_check_length, ("trainer.max_steps", "trainer.max_epochs")),
     (_check_schedule, ("schedule", "trainer.max_steps")),
@@ -185,6 +200,8 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
     "evaluate": (
         _check_devices,
         _check_strategy,
+        check_init_method,
+        check_connection,
         check_layout,
         check_accelerator,
         check_gpus,

@@ -64,6 +64,10 @@ class Terminated(ExitError):
     exit_code = Exit.SIGTERM
 
 
+class NotConnected(ExitError):
+    """The ranks of a run did not find each other."""
+
+
 class RankLost(ExitError):
     """Another rank of the run has died; ends with its exit code where that is one of this table."""
 

@@ -10,6 +10,7 @@ from lmforge.config.schema import Key
 METRICS = ("val/loss", "val/bits_per_byte", "val/perplexity", "val/accuracy")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 STRATEGIES = ("auto", "single", "ddp", "mesh")
+PROCESS_GROUP_BACKENDS = ("auto", "nccl", "gloo", "mpi")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -120,6 +121,10 @@ KEYS: dict[str, Key] = {
     "strategy.cp": _free(COUNT),
     "strategy.reshard_after_forward": _free(FLAG),
     "strategy.virtual_stages": _free(COUNT),
+    "strategy.process_group_backend": Key("text", words=PROCESS_GROUP_BACKENDS, resume="free"),
+    "strategy.init_method": Key("text", resume="free"),
+    "strategy.timeout_seconds": _free(POSITIVE),
+    "strategy.nccl_debug": Key("text", words=("VERSION", "WARN", "INFO", "TRACE"), nullable=True, resume="free"),
     "precision.word": Key("text", words=PRECISIONS),
     "precision.weights": DTYPE,
     "precision.compute": DTYPE,

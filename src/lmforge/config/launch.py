@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,8 @@ from lmforge.config.errors import Exit, UsageError
 
 RUN_VARIABLE = "LMFORGE_RUN"
 CONFIG_VARIABLE = "LMFORGE_CONFIG"
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+LAUNCH_VARIABLE = "LMFORGE_LAUNCH"  # holds "hand" once rank variables that no launcher set were found to be meant
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", LAUNCH_VARIABLE)
 ORPHAN_SECONDS = 10.0  # what a child may still need when its parent has ended
 INTERACTIVE = ("bash", "sh", "zsh", "interactive")
 
@@ -21,9 +22,10 @@ INTERACTIVE = ("bash", "sh", "zsh", "interactive")
 @dataclass(frozen=True)
 class Launch:
     """`none`: started by hand, or as a sweep's job. `child`: relaunched by Lightning on the same machine.
-    `torchrun` and `slurm`: one of several processes that an outer launcher started; ranks come from it."""
+    `torchrun` and `slurm`: one of several processes that an outer launcher started; ranks come from it. `hand`: ranks
+    come from RANK and WORLD_SIZE, set by whoever typed strategy.init_method with them."""
 
-    kind: Literal["none", "child", "torchrun", "slurm"] = "none"
+    kind: Literal["none", "child", "torchrun", "slurm", "hand"] = "none"
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -33,7 +35,12 @@ class Launch:
     @property
     def external(self) -> bool:
         """Devices and nodes are the launcher's, not the config's."""
-        return self.kind in ("torchrun", "slurm")
+        return self.kind in ("torchrun", "slurm", "hand")
+
+    @property
+    def name(self) -> str:
+        """What gave the ranks, in words."""
+        return {"slurm": "srun", "hand": "RANK and WORLD_SIZE"}.get(self.kind, self.kind)
 
 
 def plain_environment(launch: Launch) -> bool:
@@ -42,17 +49,36 @@ def plain_environment(launch: Launch) -> bool:
     return launch.kind in ("none", "child")
 
 
-def read_launch(environ: MutableMapping[str, str] | None = None) -> tuple[Launch, str | None]:
-    """The launch, and a warning when leftover rank variables of another launcher had to be removed from `environ`."""
+def read_launch(environ: MutableMapping[str, str] | None = None, by_hand: bool = False) -> tuple[Launch, str | None]:
+    """The launch, and a warning when leftover rank variables of another launcher had to be removed from `environ`.
+
+    `by_hand`: the command line says how ranks meet, so RANK and WORLD_SIZE are no leftovers; noted in `environ`.
+    """
     environ = os.environ if environ is None else environ
     if environ.get("TORCHELASTIC_RUN_ID") and environ.get("RANK") and environ.get("WORLD_SIZE"):
         return _torchrun(environ), None
+    typed = by_hand and not environ.get(RUN_VARIABLE) and not _is_slurm_task(environ)
+    if environ.get(LAUNCH_VARIABLE) == "hand" or (typed and (environ.get("RANK") or environ.get("WORLD_SIZE"))):
+        return _hand(environ), None
     if environ.get(RUN_VARIABLE) and environ.get("LOCAL_RANK"):
         local = _number(environ, "LOCAL_RANK")
         world = _number(environ, "WORLD_SIZE", local + 1)
         return Launch("child", _number(environ, "RANK", local), world, local, world), None
-    warning = _remove_strays(environ)
-    return (_slurm(environ) if _is_slurm_task(environ) else Launch()), warning
+    if _is_slurm_task(environ):
+        return _slurm(environ), _remove_strays(environ, RANK_VARIABLES)
+    return Launch(), _remove_strays(environ, (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT"))
+
+
+def _hand(environ: MutableMapping[str, str]) -> Launch:
+    """All ranks are on this machine unless LOCAL_WORLD_SIZE says how many are."""
+    lacking = [name for name in ("RANK", "WORLD_SIZE") if not environ.get(name)]
+    if lacking:
+        raise UsageError(f"{lacking[0]} is not set; ranks started by hand need both RANK and WORLD_SIZE")
+    rank, world = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    each = max(1, _number(environ, "LOCAL_WORLD_SIZE", world))
+    launch = _checked(Launch("hand", rank, world, _number(environ, "LOCAL_RANK", rank % each), each, world // each))
+    environ[LAUNCH_VARIABLE] = "hand"
+    return launch
 
 
 def _torchrun(environ: Mapping[str, str]) -> Launch:
@@ -92,20 +118,23 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
 
 def _checked(launch: Launch) -> Launch:
     if not 0 <= launch.rank < launch.world_size:
-        raise UsageError(f"{launch.kind} gave rank {launch.rank} of a world of {launch.world_size} processes")
+        raise UsageError(f"{launch.name} gave rank {launch.rank} of a world of {launch.world_size} processes")
     if launch.local_world_size * launch.num_nodes != launch.world_size:
         raise UsageError(
-            f"{launch.kind} gave {launch.world_size} processes on {launch.num_nodes} nodes; "
+            f"{launch.name} gave {launch.world_size} processes on {launch.num_nodes} nodes; "
             "each node must hold the same number"
         )
     return launch
 
 
-def _remove_strays(environ: MutableMapping[str, str]) -> str | None:
-    found = [f"{name}={environ.pop(name)}" for name in RANK_VARIABLES if name in environ]
+def _remove_strays(environ: MutableMapping[str, str], names: Sequence[str]) -> str | None:
+    found = [f"{name}={environ.pop(name)}" for name in names if name in environ]
     if not found:
         return None
-    return f"ignored {' '.join(found)}: rank variables in the environment, but neither torchrun nor srun started this"
+    return (
+        f"ignored {' '.join(found)}: variables of ranks, but neither torchrun nor srun started this; if they are "
+        "meant, type strategy.init_method=env:// or tcp://HOST:PORT"
+    )
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

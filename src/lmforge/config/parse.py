@@ -64,12 +64,13 @@ class Word:
 
 
 class Tree:
-    """The configs folder: `groups` maps each group to the words that can be chosen for it."""
+    """The configs folder: `groups` maps each group to the words that can be chosen for it. A file whose name begins
+    with `_` is no such word but a part that others include."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.groups: dict[str, list[str]] = {}
-        for file in sorted(folder.glob("*/**/*.yaml")):
+        for file in sorted(folder.glob("*/**/[!_]*.yaml")):
             group = file.parent.relative_to(folder).as_posix()
             self.groups.setdefault(group, []).append(file.stem)
 

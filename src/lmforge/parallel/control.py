@@ -54,12 +54,7 @@ class Control:
 
 
 def share_object(value: Any) -> Any:
-    """Rank 0's `value` on every rank of an outside launcher (torchrun, srun), before any trainer exists.
-
-    Starts the process group from the launcher's variables; Lightning finds it started and uses it.
-    """
-    if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    """Rank 0's `value` on every rank."""
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]

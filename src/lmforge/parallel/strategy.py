@@ -7,6 +7,9 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
+from lmforge.config.connection import Connection
+from lmforge.parallel.connect import connect, first_exchange
+from lmforge.parallel.unmet import Meeting
 from lmforge.parallel.watch import Watch
 
 
@@ -33,14 +36,23 @@ class MeshStrategy(DDPStrategy):
     converted or broadcast here, and training, validation and test run on the very same objects.
     """
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, how: Connection, **kwargs: Any):
         super().__init__(**kwargs)
+        self.how = how
         self.watch = Watch()
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
         self._launcher = _Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
         self._launcher.watch = self.watch
+
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        place = self.cluster_environment
+        assert place is not None
+        meeting = Meeting(place.main_address, place.main_port, self.global_rank, self.world_size, self.how.seconds)
+        connect(self.how, meeting)
+        first_exchange(self.how, meeting, self.root_device)
 
     def setup(self, trainer: Any) -> None:
         assert self.accelerator is not None

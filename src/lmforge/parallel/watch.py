@@ -59,9 +59,9 @@ class Watch:
 
     def add_neighbours(self, control: Control) -> None:
         """Watch all ranks of this machine. Every rank calls this at the same point."""
-        pids, homes = control.gather(os.getpid()), control.gather(_home())
-        for rank, (pid, home) in enumerate(zip(pids, homes, strict=True)):
-            if home == homes[control.rank] and rank != control.rank:
+        pids, homes = control.gather(os.getpid()), control.gather(home())
+        for rank, (pid, where) in enumerate(zip(pids, homes, strict=True)):
+            if where == homes[control.rank] and rank != control.rank:
                 self.add(rank, pid)
 
     def cause(self, seconds: float) -> Death | None:
@@ -105,7 +105,7 @@ def _end_of(pid: int, process: "subprocess.Popen[bytes] | None") -> int | None:
     try:
         handle = os.pidfd_open(pid)
     except (OSError, AttributeError):  # gone already, or not this kind of system
-        while process is None and _alive(pid):
+        while process is None and alive(pid):
             time.sleep(0.5)
         return process.wait() if process else None
     with suppress(OSError):
@@ -114,7 +114,7 @@ def _end_of(pid: int, process: "subprocess.Popen[bytes] | None") -> int | None:
     return process.wait() if process else _zombie_code(pid)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -130,7 +130,7 @@ def _zombie_code(pid: int) -> int | None:
         return None
 
 
-def _home() -> int:
+def home() -> int:
     """A number that is the same for processes that see each other: one machine, one space of process numbers."""
     facts = [socket.gethostname()]
     with suppress(OSError):

@@ -18,11 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from lmforge.config.aside import write_aside
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder
+from lmforge.config.connection import typed_by_hand
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
 from lmforge.config.launch import CONFIG_VARIABLE, RUN_VARIABLE, Launch, end_with_parent, read_launch
 from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
-from lmforge.config.plain import Plain, dump_yaml, to_config
+from lmforge.config.plain import Plain, dump_yaml, get, to_config
 from lmforge.runs.folder import RunFolder
 from lmforge.runs.plan import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
 from lmforge.start import helptext
@@ -55,7 +56,7 @@ class FrontDoor:
 
     def run(self) -> int:
         try:
-            self.launch, warning = read_launch()
+            self.launch, warning = read_launch(by_hand=typed_by_hand(self.argv[1:]))
             if warning:
                 print(warning, file=sys.stderr)
             return self._start()
@@ -70,7 +71,7 @@ class FrontDoor:
 
     def _start(self) -> int:
         if self.launch.external and self.name not in OF_RANKS:
-            raise UsageError(f"this job is one process; start it without {self.launch.kind}")
+            raise UsageError(f"this job is one process; start it without {self.launch.name}")
         folder = os.environ.get(RUN_VARIABLE)
         if folder and not self.launch.external and self.name not in ALONE:
             return self._start_frozen(RunFolder(folder))
@@ -120,6 +121,10 @@ class FrontDoor:
         else:
             train = Composer("train", composer.tree)
             plan = plan_from_run(composer, train, words, broken, self.launch, problems)
+        if get(plan.plain, "strategy.process_group_backend") in ("nccl", "mpi"):
+            from lmforge.parallel.connect import check_build
+
+            check_build(plan.plain["strategy"]["process_group_backend"])
         if self.launch.external:
             plan = self._share(plan, command)
         else:
@@ -147,8 +152,10 @@ class FrontDoor:
 
     def _share(self, plan: Plan, command: Command) -> Plan:
         """Rank 0 settles the run for all ranks of an outer launcher, and its problems end them all."""
+        from lmforge.parallel.connect import connect_launched
         from lmforge.parallel.control import share_object
 
+        connect_launched(plan.plain, self.launch)
         if self.launch.rank != 0:
             return _received(share_object(None))
         try:
@@ -212,7 +219,7 @@ class FrontDoor:
         if self.name != "train":
             raise UsageError([*problems, "-m: only train.py runs sweeps"])
         if self.launch.kind != "none":
-            raise UsageError([*problems, f"-m: a sweep starts its jobs itself; run it without {self.launch.kind}"])
+            raise UsageError([*problems, f"-m: a sweep starts its jobs itself; run it without {self.launch.name}"])
         return sweep.run(composer, words, broken, problems, self.argv)
 
     def _say(self, line: str) -> None:
@@ -232,7 +239,8 @@ class FrontDoor:
         self._note_end(code)
         if isinstance(error, UsageError):
             self._take_back()
-            if error.problems and (self.launch.rank == 0 or self.run_folder is not None):
+            speaks = self.launch.rank == 0 or self.launch.kind == "hand"  # whose words were typed for itself alone
+            if error.problems and (speaks or self.run_folder is not None):
                 rank = f"rank {self.launch.rank}: " if self.launch.rank else ""
                 print(f"{rank}{helptext.problems_text(self.name, error.problems)}", file=sys.stderr)
         elif isinstance(error, ExitError):

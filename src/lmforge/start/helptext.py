@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 
 from lmforge.config.compose import Composer
@@ -126,10 +128,14 @@ def hand_to_hydra(name: str, tree: Tree, command: Command, argv: list[str]) -> i
         groups = [word for word in command.words if word.partition("=")[0] in tree.groups]
         argv = [argv[0], "--info", command.info, *groups]
     before, sys.argv = sys.argv, argv
+    said, completes = io.StringIO(), any(word.startswith("query=") for word in argv)
     try:
-        hydra.main(version_base="1.3", config_path=str(tree.folder), config_name=name)(_no_job)()
+        with redirect_stdout(said) if completes else nullcontext():
+            hydra.main(version_base="1.3", config_path=str(tree.folder), config_name=name)(_no_job)()
     finally:
         sys.argv = before
+    if completes:
+        print(*(word for word in said.getvalue().split() if "=_" not in word))  # a file that is a part of others
     return Exit.DONE
 
 

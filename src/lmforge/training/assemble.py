@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lmforge.config.batch import BatchPlan, layout_of, strategy_kind
 from lmforge.config.build import build
+from lmforge.config.connection import ENV, connection, meeting_point
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import plain_environment, read_launch
 from lmforge.config.lines import show_log
@@ -27,6 +28,8 @@ from lmforge.config.machine import thread_share
 from lmforge.config.plain import to_plain
 from lmforge.data.missing import make_missing
 from lmforge.data.module import TokenWindows
+from lmforge.parallel.connect import write_nccl_log
+from lmforge.parallel.launched import Launched
 from lmforge.parallel.plan import Plan
 from lmforge.parallel.precision import ForwardPrecision
 from lmforge.parallel.strategy import MeshStrategy
@@ -171,10 +174,15 @@ def make_profiler(word: str | None, folder: Path) -> Profiler:
 
 
 def make_plugins(cfg: DictConfig, device: str) -> list[Any]:
-    """The precision, and for a process that no launcher started Lightning's own environment: inside a batch script it
-    would find Slurm's variables and take itself for one of many tasks."""
-    alone = plain_environment(read_launch(dict(os.environ))[0])
-    return [make_precision(cfg, device), *([LightningEnvironment()] if alone else [])]
+    """The precision, and where ranks are: for a process that no launcher started Lightning's own environment, which
+    starts them and hands MASTER_ADDR and MASTER_PORT to them."""
+    launch, how = read_launch(dict(os.environ))[0], connection(cfg)
+    if not plain_environment(launch):
+        return [make_precision(cfg, device), Launched(launch, *meeting_point(how.init_method, launch, os.environ))]
+    if how.init_method != ENV:
+        address, port = meeting_point(how.init_method, launch, os.environ)
+        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    return [make_precision(cfg, device), LightningEnvironment()]
 
 
 def make_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], loggers: Any, **more: Any) -> pl.Trainer:
@@ -184,7 +192,9 @@ def make_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], lo
         index = devices[0] if isinstance(devices, list) else 0
         strategy: Any = SingleDeviceStrategy(device if device == "cpu" else f"{device}:{index}")
     else:
-        strategy = MeshStrategy()
+        how = connection(cfg)
+        write_nccl_log(how.nccl_debug, folder, read_launch(dict(os.environ))[0].rank)
+        strategy = MeshStrategy(how)
     trainer = pl.Trainer(
         accelerator="cpu" if device == "cpu" else "gpu",
         devices=devices,
@@ -235,11 +245,12 @@ def announce(
     """What is about to run, in a few lines on standard error."""
     precision = trainer.precision_plugin
     assert isinstance(precision, ForwardPrecision)
+    over = f" over {connection(cfg)}" if plan.world > 1 else ""
     lines = [
         f"run folder  {run.path}",
         f"network     {human(task.parameter_count)} parameters",
         f"batch       {plan}, {plan.sequences * plan.context} tokens",
-        f"strategy    {task.plan}, {cfg.precision.word}: {precision.describe()}",
+        f"strategy    {task.plan}{over}, {cfg.precision.word}: {precision.describe()}",
         f"loggers     {', '.join(entries(cfg.logger)) or 'none'}",
     ]
     if checkpoint is not None:

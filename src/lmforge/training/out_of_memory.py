@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lmforge.config.batch import batch_plan
+from lmforge.config.connection import connection
 from lmforge.config.errors import Exit, ExitError, OutOfMemory, RankLost, exit_code_of, is_out_of_memory
 from lmforge.config.remedies import remedies
+from lmforge.parallel.connect import no_answer
 from lmforge.parallel.watch import GRACE, Death, Watch, oom_kills
 from lmforge.runs.facts import size
 from lmforge.runs.folder import RunFolder, list_checkpoints
@@ -153,7 +155,7 @@ class MemoryGuard(pl.Callback):
 @contextmanager
 def explained(trainer: pl.Trainer) -> Iterator[None]:
     """While the ranks train: raises OutOfMemory in place of whatever memory that ran out looked like, and RankLost or
-    OutOfMemory in place of a connection that broke because another rank has died."""
+    OutOfMemory in place of a connection that broke because another rank has died, or does not answer."""
     guard = next(c for c in trainer.callbacks if isinstance(c, MemoryGuard))  # type: ignore[attr-defined]
     try:
         yield
@@ -166,9 +168,11 @@ def explained(trainer: pl.Trainer) -> Iterator[None]:
         if watch is None or not any(word in str(cause) for cause in causes(error) for word in BROKEN):
             raise
         death = watch.cause(DEATH_SECONDS)
-        if death is None:
-            raise
-        raise guard.of_death(death) from error
+        if death is not None:
+            raise guard.of_death(death) from error
+        if (lost := no_answer(causes(error), connection(guard.cfg))) is not None:
+            raise lost from error
+        raise
 
 
 def watch_of(trainer: pl.Trainer) -> Watch | None:
