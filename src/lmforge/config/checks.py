@@ -21,6 +21,7 @@ from lmforge.config.machine_checks import (
     check_mixture,
     check_out,
 )
+from lmforge.config.zero_checks import check_zero
 
 FSDP_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed")
 
@@ -177,6 +178,7 @@ CONFIG_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (_check_modes, ("callbacks",)),
     (_check_strategy, ("strategy", "precision", *DEVICES)),
     (check_layout, ("strategy", "precision", "model", "data.context", *DEVICES)),
+    (check_zero, ("strategy", "precision", "optimizer", "compile", *DEVICES)),
     (_check_length, ("trainer.max_steps", "trainer.max_epochs")),
     (_check_schedule, ("schedule", "trainer.max_steps")),
 )
@@ -186,6 +188,7 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
         _check_devices,
         _check_strategy,
         check_layout,
+        check_zero,
         check_accelerator,
         check_gpus,
         check_data,

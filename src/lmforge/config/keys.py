@@ -9,7 +9,7 @@ from lmforge.config.schema import Key
 
 METRICS = ("val/loss", "val/bits_per_byte", "val/perplexity", "val/accuracy")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-STRATEGIES = ("auto", "single", "ddp", "mesh")
+STRATEGIES = ("auto", "single", "ddp", "mesh", "deepspeed")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -120,6 +120,7 @@ KEYS: dict[str, Key] = {
     "strategy.cp": _free(COUNT),
     "strategy.reshard_after_forward": _free(FLAG),
     "strategy.virtual_stages": _free(COUNT),
+    "strategy.stage": Key("int", low=1, high=3, resume="free"),
     "precision.word": Key("text", words=PRECISIONS),
     "precision.weights": DTYPE,
     "precision.compute": DTYPE,
