@@ -6,6 +6,7 @@ gathered and set one at a time, so that any other strategy and number of ranks g
 """
 
 import io
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator, MutableMapping
@@ -98,6 +99,10 @@ class Zero(Parallel):
     def update(self, precision: ForwardPrecision, optimizers: list[Optimizer], finite: bool) -> None:
         """DeepSpeed sees for itself whether the gradients are finite, and drops them if not."""
         self.engine.step()
+
+    def settle(self) -> None:
+        if self.stage == 3:  # gathered weights stay until the next update else
+            self.engine.empty_partition_cache()
 
     # checkpoints: each whole tensor is kept and written by one rank, so each holds its share of a copy
 
@@ -237,6 +242,7 @@ def _prepare(device: torch.device) -> None:
     warnings.filterwarnings("ignore", r".*is deprecated. Please use `torch.distributed", FutureWarning)
     import deepspeed.ops
 
+    deepspeed.utils.logger.setLevel(logging.ERROR)  # warnings go to standard output, of skipped updates too
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed()
 
