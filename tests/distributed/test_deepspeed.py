@@ -7,13 +7,12 @@ from pathlib import Path
 import jobs
 import pytest
 from jobs import Facts, digits, stop_after, train_on
-from parity import Alone, Rows, differences, spread
+from parity import COLUMNS, Alone, Rows, differences, spread
 
 from lmforge.parallel import deepspeed
 from tiny import compose, metrics, new_run
 
 SINGLE, HALF = ("precision=32-true",), ("precision=bf16-mixed",)
-COLUMNS = ("train/loss", "train/grad_norm", "val/loss", "val/accuracy")
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
