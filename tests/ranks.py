@@ -15,11 +15,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # these ranks never use another; read at the import
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["torch", "torch._dynamo", "lightning.pytorch", "pytest", "torch.distributed.fsdp", "torch.distributed.tensor"]
     + [f"lmforge.{name}" for name in ("training.callbacks", "training.summary", "tasks.causal_lm", "evaluation.score")]
-    + ["lightning.pytorch.loggers.tensorboard", "lightning.pytorch.loggers.wandb"]
+    + ["lightning.pytorch.loggers.tensorboard", "lightning.pytorch.loggers.wandb", "deepspeed"]
 )
 
 

@@ -24,6 +24,7 @@ FEATURES = [
     ("train.py logger=tensorboard", "tensorboard", ""),
     ("train.py sweep=optuna optimizer.lr=interval(1e-4,1e-2)", "optuna", "sweep"),
     ("train.py data=hub data.name=set", "datasets", "data"),
+    ("train.py strategy=deepspeed optimizer=adamw trainer.devices=2", "deepspeed", "deepspeed"),
     ("lmforge prepare data=text data.path=set/a.parquet", "pyarrow", "data"),
     ("lmforge prepare data=text data.path=set/a.txt.zst", "zstandard", "data"),
 ]

@@ -2,7 +2,7 @@ import pytest
 
 from lmforge.config import machine, machine_checks
 from lmforge.config.batch import batch_plan, strategy_kind
-from lmforge.config.checks import preflight
+from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.connection import DEFAULTS, Connection, connection
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
@@ -67,6 +67,15 @@ def test_exactly_one_batch_word(compose, words):
             ["strategy=fsdp", "precision=16-true", "trainer.devices=2"],
             "precision=32-true|64-true|bf16-mixed|bf16-true|16-mixed can",
         ),
+        (
+            ["strategy=deepspeed", "optimizer=adamw", "precision=bf16-true", "trainer.devices=2"],
+            "precision=bf16-mixed can, or strategy=fsdp with bf16-true",
+        ),
+        (["strategy=deepspeed", "optimizer=muon", "trainer.devices=2"], "optimizer=adamw can, or strategy=fsdp"),
+        (
+            ["strategy=deepspeed", "optimizer=adamw", "strategy.stage=3", "compile=eager", "trainer.devices=2"],
+            "strategy.stage=3 compile=eager: weights come and go inside every block; strategy.stage=1|2 can",
+        ),
         (["trainer.max_steps=null"], "would never end"),
         (["schedule.warmup=500", "trainer.max_steps=400"], "longer than the run (trainer.max_steps=400)"),
         (["trainer.devices=0"], "needs at least 1 device"),
@@ -102,6 +111,26 @@ def test_combinations_that_cannot_be(compose, monkeypatch, words, said):
 )
 def test_combinations_that_can_be(compose, words):
     assert problems(compose, *words) == []
+
+
+ZERO = ("strategy=deepspeed", "trainer.devices=2", "optimizer=adamw")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*ZERO, "strategy.stage=3", "precision=bf16-mixed"),
+        (*ZERO, "strategy.stage=1", "precision=32-true", "compile=eager"),
+        (*ZERO, "trainer.devices=1", "optimizer=muon", "precision=64-true"),
+    ],
+)
+def test_what_zero_goes_with(compose, words):
+    assert preflight(compose.plain(*words), machine_too=False)[0] == []
+
+
+def test_scoring_holds_nothing_for_zero_to_cut(compose):
+    found, _ = preflight(compose.plain(*ZERO) | {"ckpt": "best"}, only=NEEDED_BY["evaluate"])
+    assert "strategy=deepspeed: cuts what only training holds; strategy=ddp|fsdp score" in found
 
 
 def test_gpus_must_be_visible(compose, monkeypatch):

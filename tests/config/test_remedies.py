@@ -36,6 +36,9 @@ def test_the_order_is_by_cost_and_what_resumes_comes_first(compose) -> None:
         (["trainer.activation_checkpointing=1"], "trainer.activation_checkpointing"),
         (["strategy=fsdp", "trainer.devices=2"], "strategy=fsdp"),
         ([], "strategy=fsdp"),
+        (["strategy=deepspeed", "trainer.devices=2", "strategy.stage=3"], "strategy"),
+        (["strategy=deepspeed", "trainer.devices=2", "compile=eager"], "strategy"),
+        (["strategy=deepspeed", "trainer.devices=2", "precision=bf16-mixed"], "precision"),
         (["precision=bf16-true"], "precision"),
         (["model.n_layer=1"], "model.n_layer"),
         (["data.num_workers=0"], "data.num_workers"),
@@ -50,6 +53,10 @@ def test_what_is_off_is_advised(compose) -> None:
                     "data.num_workers=2", "trainer.activation_checkpointing=2")  # fmt: skip
     for expected in ("strategy.reshard_after_forward=true", "data.num_workers=0", "trainer.activation_checkpointing=1"):
         assert expected in words
+
+
+def test_the_last_stage_is_advised(compose) -> None:
+    assert "strategy.stage=3" in advised(compose, "strategy=deepspeed", "trainer.devices=2")
 
 
 def test_more_gpus_where_there_are(compose, monkeypatch) -> None:

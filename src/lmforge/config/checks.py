@@ -23,6 +23,7 @@ from lmforge.config.machine_checks import (
     check_mixture,
     check_out,
 )
+from lmforge.config.zero_checks import check_zero
 
 FSDP_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed")
 
@@ -192,6 +193,7 @@ CONFIG_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (check_init_method, ("strategy.init_method",)),
     (check_connection, ("strategy.process_group_backend", "trainer.accelerator")),
     (check_layout, ("strategy", "precision", "model", "data.context", *DEVICES)),
+    (check_zero, ("strategy", "precision", "optimizer", "compile", *DEVICES)),
     (_check_length, ("trainer.max_steps", "trainer.max_epochs")),
     (_check_schedule, ("schedule", "trainer.max_steps")),
 )
@@ -203,6 +205,7 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
         check_init_method,
         check_connection,
         check_layout,
+        check_zero,
         check_accelerator,
         check_gpus,
         check_data,

@@ -9,8 +9,8 @@ from lmforge.config.schema import Key
 
 METRICS = ("val/loss", "val/bits_per_byte", "val/perplexity", "val/accuracy")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-STRATEGIES = ("auto", "single", "ddp", "mesh")
 PROCESS_GROUP_BACKENDS = ("auto", "nccl", "gloo", "mpi")
+STRATEGIES = ("auto", "single", "ddp", "mesh", "deepspeed")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -125,6 +125,7 @@ KEYS: dict[str, Key] = {
     "strategy.init_method": Key("text", resume="free"),
     "strategy.timeout_seconds": _free(POSITIVE),
     "strategy.nccl_debug": Key("text", words=("VERSION", "WARN", "INFO", "TRACE"), nullable=True, resume="free"),
+    "strategy.stage": Key("int", low=1, high=3, resume="free"),
     "precision.word": Key("text", words=PRECISIONS),
     "precision.weights": DTYPE,
     "precision.compute": DTYPE,

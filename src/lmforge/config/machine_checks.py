@@ -164,7 +164,7 @@ MACHINE_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (check_mixture, ("data.sources", "trainer.max_epochs")),
     (check_hub, ("data", "trainer.max_epochs", "trainer.max_steps")),
     (check_weights, ("weights", "resume")),
-    (check_packages, ("logger",)),
+    (check_packages, ("logger", "strategy")),
     (check_loggers, ("logger",)),
     (check_folders, ("paths",)),
     (check_disk, ("paths", "model", "data.vocab_size")),

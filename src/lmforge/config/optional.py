@@ -16,6 +16,7 @@ EXTRAS = {
     "datasets": "data",
     "pyarrow": "data",
     "zstandard": "data",
+    "deepspeed": "deepspeed",
 }
 # Keyed entries of a config that need a package: (group, entry, package). A feature with another way in calls `require`.
 ENTRIES = (
@@ -41,7 +42,9 @@ def require(package: str, feature: str) -> None:
 
 def check_packages(cfg: dict[str, Any]) -> None:
     """The packages that a config's entries need."""
-    asked = [(group, entry, package) for group, entry, package in ENTRIES if (cfg.get(group) or {}).get(entry)]
-    problems = [missing(package, f"{group}.{entry}") for group, entry, package in asked]
+    asked = [(package, f"{group}.{entry}") for group, entry, package in ENTRIES if (cfg.get(group) or {}).get(entry)]
+    if cfg.get("strategy", {}).get("kind") == "deepspeed":
+        asked.append(("deepspeed", "strategy=deepspeed"))
+    problems = [missing(package, feature) for package, feature in asked]
     if found := [problem for problem in problems if problem is not None]:
         raise UsageError(found)

@@ -39,6 +39,8 @@ def _keep_the_run(cfg: dict[str, Any], plan: BatchPlan) -> list[Remedy]:
         found.append(Remedy("strategy=fsdp", effect))
     if kind == "mesh" and not cfg["strategy"]["reshard_after_forward"]:
         found.append(Remedy("strategy.reshard_after_forward=true", "gathered weights are dropped after use"))
+    if kind == "deepspeed" and cfg["strategy"]["stage"] < 3 and cfg["compile"]["backend"] is None:
+        found.append(Remedy("strategy.stage=3", "weights and gradients cut too, gathered layer by layer"))
     if kind == "single" and (devices := _more_gpus(cfg, plan)):
         effect = "weights, gradients, optimizer state and batch cut over this machine's GPUs"
         found.append(Remedy(f"strategy=fsdp trainer.devices={devices}", effect))
@@ -57,7 +59,7 @@ def _more_gpus(cfg: dict[str, Any], plan: BatchPlan) -> int:
 def _take_a_new_run(cfg: dict[str, Any]) -> list[Remedy]:
     model, found = cfg["model"], []
     lower = {"64-true": "32-true", "32-true": "bf16-mixed", "bf16-mixed": "bf16-true"}.get(cfg["precision"]["word"])
-    if lower:
+    if lower and not (lower == "bf16-true" and strategy_kind(cfg) == "deepspeed"):
         halved = {"32-true": "everything", "bf16-mixed": "activations", "bf16-true": "weights and gradients"}[lower]
         found.append(Remedy(f"precision={lower}", f"half the memory for {halved}", resumes=False))
     if (context := cfg["data"]["context"]) % 2 == 0:

@@ -30,7 +30,7 @@ class LoadWeights(pl.Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
         assert pl_module.parallel is not None
-        load_weights(pl_module.network, self.checkpoint.reader("weights"), pl_module.parallel.names)
+        load_weights(pl_module.network, self.checkpoint.reader("weights"), pl_module.parallel)
 
 
 def report(

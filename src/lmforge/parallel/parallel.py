@@ -1,6 +1,6 @@
 """A network as the training step sees it, whatever lies behind: one process, copies, cuts, or a pipeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -15,6 +15,9 @@ from lmforge.parallel.norm import gradients_of, local, wide
 from lmforge.parallel.precision import ForwardPrecision
 
 Batch = dict[str, Tensor]
+State = MutableMapping[str, Tensor]  # of one parameter: slot -> tensor
+MakeOptimizers = Callable[..., list[Optimizer]]  # takes `network`
+Load = Callable[[Tensor], None]  # fills a tensor, or the part of it that is held here
 
 
 class Objective(Protocol):
@@ -48,6 +51,11 @@ class Parallel:
         self.forward: Callable[..., Any] = network  # for a micro-batch of training or validation
         self.infer: Callable[..., Tensor] = network  # ids and a cache to logits, the same on every rank
         self.names = [name for name, _ in network.named_parameters()]  # of the whole network, whatever is held here
+        self.whole = network  # parameters with the shapes that optimizers and checkpoints know
+
+    def optimizers(self, make: MakeOptimizers) -> list[Optimizer]:
+        """What trains the network, before its first step."""
+        return make(network=self.network)
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         """Around a micro-batch; gradients meet those of other ranks in the window's last one."""
@@ -63,9 +71,12 @@ class Parallel:
         for objective.micro_batch, batch in enumerate(micro_batches, 1):
             with self.sync(objective.micro_batch == len(micro_batches)):
                 counts = objective.count(batch)
-                objective.weighed(counts).backward()
+                self.backward(objective.weighed(counts))
             counted.append(counts._replace(loss=counts.loss.detach()))
         return counted
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
 
     def score(self, batch: Batch, objective: Objective) -> Any | None:
         """Counts of a micro-batch without a backward pass; None where it ends on another rank."""
@@ -93,6 +104,20 @@ class Parallel:
     def owns(self, name: str) -> bool:
         """Whether a parameter that is held here is counted and saved here as well."""
         return True
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter and buffer for a checkpoint; a tensor with two names (tied) is there once."""
+        yield from self.network.named_parameters()
+        yield from self.network.named_buffers()
+
+    def states(self, optimizers: list[Optimizer]) -> dict[str, State]:
+        """The optimizer state of every parameter that is trained here; what is put into it is what goes on."""
+        owner = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
+        return {name: owner[p].state[p] for name, p in self.network.named_parameters() if p in owner}
+
+    def fill(self, name: str, tensor: Tensor, load: Load) -> None:
+        """Have `load` fill a parameter or buffer of `whole`."""
+        load(tensor)
 
     def settle(self) -> None:
         """Back to the layout that the optimizer knows, after forward passes without a backward pass."""

@@ -1,6 +1,7 @@
 """Parallelism, recomputation and compilation applied to a plain network from outside, one function per kind."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmforge.config.layout import ALONE, Layout
+from lmforge.parallel.deepspeed import Zero
 from lmforge.parallel.mesh import Mesh
 from lmforge.parallel.norm import local
 from lmforge.parallel.parallel import Parallel, Replicated
@@ -23,15 +25,17 @@ from lmforge.parallel.sharded import Sharded
 class Plan:
     """How the network is laid out: built on the meta device, cut, then filled parameter by parameter."""
 
-    kind: str = "single"  # single | ddp | mesh
+    kind: str = "single"  # single | ddp | mesh | deepspeed
     layout: Layout = ALONE
     reshard_after_forward: bool = True  # mesh: drop gathered weights after the forward pass
     virtual_stages: int = 1  # mesh: stages that each pipeline rank holds
+    stage: int = 2  # deepspeed: cuts optimizer state (1), gradients too (2), weights too (3)
     activation_checkpointing: int = 0  # recompute every k-th block; 0 none
     compile_backend: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind} ({self.layout})" if self.kind != "single" else self.kind
+        kind = f"{self.kind} stage {self.stage}" if self.kind == "deepspeed" else self.kind
+        return f"{kind} ({self.layout})" if kind != "single" else kind
 
     def apply(
         self, network: nn.Module, precision: ForwardPrecision, device: torch.device, seed: int | None
@@ -40,13 +44,17 @@ class Plan:
 
         `seed` fills the parameters; None leaves them unset for a checkpoint that is about to be read.
         """
-        precision.apply(network, sharded=self.kind == "mesh")
+        precision.apply(network, sharded=self.kind in ("mesh", "deepspeed"))
         parallel = self._cut(network, precision, device) if self.kind == "mesh" else Parallel(network)
         blocks = [module for module in network.modules() if isinstance(module, network.block_class)]  # type: ignore[arg-type]
         recompute(blocks, self.activation_checkpointing)
         compile_blocks(blocks, self.compile_backend)
         if isinstance(parallel, Sharded):
             parallel.shard(blocks, precision, self.reshard_after_forward)
+        if self.kind == "deepspeed":
+            zero = Zero(network, self.stage, precision, device)
+            zero.values = starting_values(zero.whole, seed) if seed is not None else ()
+            return zero
         network.to_empty(device=device)
         if seed is not None:
             initialise(network, seed)
@@ -79,11 +87,16 @@ def compile_blocks(blocks: list[nn.Module], backend: str | None) -> None:
 @torch.no_grad()
 def initialise(network: nn.Module, seed: int) -> None:
     """Fill every parameter from (seed, its name): the same values for every layout, one whole tensor at a time."""
+    for name, whole in starting_values(network, seed):
+        fill(network.get_parameter(name), whole)
+
+
+def starting_values(network: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter's name and the whole tensor that it starts with."""
     for name, parameter in network.named_parameters():
         digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        whole = network.initial_value(name, parameter.shape, generator)  # type: ignore[operator]
-        fill(parameter, whole)
+        yield name, network.initial_value(name, parameter.shape, generator)  # type: ignore[operator]
 
 
 def fill(parameter: Tensor, whole: Tensor) -> None:

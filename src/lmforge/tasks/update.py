@@ -105,7 +105,8 @@ class UpdateTask(pl.LightningModule):
                 metrics.to(self.trainer.strategy.root_device)
 
     def configure_optimizers(self) -> list[Optimizer]:
-        return self.make_optimizers(network=self.network)
+        assert self.parallel is not None
+        return self.parallel.optimizers(self.make_optimizers)
 
     @property
     def precision(self) -> ForwardPrecision:

@@ -1,6 +1,6 @@
 """Going on from a checkpoint: weights, optimizer state, counters, metric sums and the callbacks' states."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lmforge.config.errors import Exit, Requeue, Terminated, UsageError
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.data.module import TokenWindows
 from lmforge.data.tokenizer import Tokenizer
+from lmforge.parallel.parallel import Parallel
 from lmforge.runs.exports import is_export
 from lmforge.runs.folder import RunFolder, list_checkpoints
 from lmforge.tasks.metrics import TokenMetrics
@@ -29,18 +30,18 @@ from lmforge.training.weights import load_weights, some
 
 @torch.no_grad()
 def load_optimizers(
-    network: nn.Module, optimizers: list[Optimizer], reader: PieceReader, others: Collection[str] = ()
+    network: nn.Module, optimizers: list[Optimizer], reader: PieceReader, parallel: Parallel | None = None
 ) -> None:
-    """Rebuild the optimizers' state, sharded like the parameters it belongs to; that of `others`, which are on other
-    ranks, is left out."""
-    parameters = dict(network.named_parameters())
-    owner = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
+    """Rebuild the optimizers' state, sharded like the parameters it belongs to; that of parameters which are on other
+    ranks alone is left out."""
+    parallel = parallel or Parallel(network)
+    parameters, states = dict(parallel.whole.named_parameters()), parallel.states(optimizers)
     for name in reader.names():
         parameter_name, _, slot = name.rpartition("/")
         parameter = parameters.get(parameter_name)
-        if parameter is None and parameter_name in others:
+        if parameter is None and parameter_name in parallel.names:
             continue
-        if parameter is None or parameter not in owner:
+        if parameter is None or parameter_name not in states:
             raise UsageError(f"the checkpoint holds optimizer state for {parameter_name!r}, which is not trained here")
         dtype, shape = reader.dtype(name), reader.shapes[name]
         if shape == tuple(parameter.shape):
@@ -49,7 +50,7 @@ def load_optimizers(
             reader.check_whole(name)
             value = torch.zeros(shape, dtype=dtype, device=parameter.device)
         reader.load(name, value)
-        owner[parameter].state[parameter][slot] = value
+        states[parameter_name][slot] = value
 
 
 def load_local(task: UpdateTask, checkpoint: Checkpoint, rank: int, world: int) -> None:
@@ -85,9 +86,9 @@ class Restore(pl.Callback):
         assert isinstance(pl_module, UpdateTask)
         state = self.checkpoint.state
         assert pl_module.parallel is not None
-        network, names = pl_module.network, pl_module.parallel.names
-        load_weights(network, self.checkpoint.reader("weights"), names)
-        load_optimizers(network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"), names)
+        network, parallel = pl_module.network, pl_module.parallel
+        load_weights(network, self.checkpoint.reader("weights"), parallel)
+        load_optimizers(network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"), parallel)
         load_local(pl_module, self.checkpoint, trainer.global_rank, trainer.world_size)
         pl_module.load_state(state)
         share = trainer.datamodule.plan.layout.place(trainer.global_rank).dp  # type: ignore[attr-defined]
@@ -136,7 +137,7 @@ class StartFrom(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
         assert pl_module.parallel is not None
-        load_weights(pl_module.network, self.reader, pl_module.parallel.names)
+        load_weights(pl_module.network, self.reader, pl_module.parallel)
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None]) -> Checkpoint | None:

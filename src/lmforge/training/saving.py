@@ -5,7 +5,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,29 +35,23 @@ OTHER_RANKS_SECONDS = 600.0  # how long rank 0 waits for the others' parts
 
 def weight_pieces(network: nn.Module, parallel: Parallel | None = None) -> dict[str, Piece]:
     """This rank's pieces of every parameter and buffer; a tensor with two names (tied) is there once."""
-    tensors = dict(network.named_parameters()) | dict(network.named_buffers())
-    return _pieces({name: (name, tensor) for name, tensor in tensors.items()}, parallel)
+    parallel = parallel or Parallel(network)
+    return _pieces(((name, name, tensor) for name, tensor in parallel.weights()), parallel)
 
 
 def optimizer_pieces(
     network: nn.Module, optimizers: list[Optimizer], parallel: Parallel | None = None
 ) -> dict[str, Piece]:
     """This rank's pieces of the optimizers' tensors, named `<parameter>/<slot>`."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
-    slots = {
-        f"{names[parameter]}/{slot}": (names[parameter], value)
-        for optimizer in optimizers
-        for parameter, state in optimizer.state.items()
-        for slot, value in state.items()
-    }
+    parallel = parallel or Parallel(network)
+    states = parallel.states(optimizers)
+    slots = ((f"{name}/{slot}", name, value) for name, state in states.items() for slot, value in state.items())
     return _pieces(slots, parallel)
 
 
-def _pieces(tensors: Mapping[str, tuple[str, Tensor]], parallel: Parallel | None) -> dict[str, Piece]:
-    """Of tensors by name, each with the parameter it belongs to; without `parallel` in one process."""
-    writes = parallel is None or parallel.writes
-    owned = {name: tensor for name, (whose, tensor) in tensors.items() if parallel is None or parallel.owns(whose)}
-    pieces = {name: local_piece(tensor, writes) for name, tensor in owned.items()}
+def _pieces(tensors: Iterable[tuple[str, str, Tensor]], parallel: Parallel) -> dict[str, Piece]:
+    """Of (name, the parameter it belongs to, tensor). Gone through one by one: a tensor may be gathered to be seen."""
+    pieces = {name: local_piece(tensor, parallel.writes) for name, whose, tensor in tensors if parallel.owns(whose)}
     return {name: piece for name, piece in pieces.items() if piece is not None}
 
 

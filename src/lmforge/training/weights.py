@@ -1,10 +1,12 @@
 """Filling a network from what files hold: every tensor by its plain name, none missing, none left over."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from torch import nn
 
 from lmforge.config.errors import UsageError
+from lmforge.parallel.parallel import Parallel
 from lmforge.training.checkpoint import PieceReader
 
 WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -41,11 +43,12 @@ def match_names(network: nn.Module, reader: PieceReader, others: Iterable[str] =
     return {name: found[name] for name in wanted}
 
 
-def load_weights(network: nn.Module, reader: PieceReader, others: Iterable[str] = ()) -> None:
+def load_weights(network: nn.Module, reader: PieceReader, parallel: Parallel | None = None) -> None:
     """Fill every parameter and buffer of `network`; raises UsageError before anything is changed."""
-    names = match_names(network, reader, others)
-    for name, tensor in (dict(network.named_parameters()) | dict(network.named_buffers())).items():
-        reader.load(names[name], tensor)
+    parallel = parallel or Parallel(network)
+    names = match_names(parallel.whole, reader, parallel.names)
+    for name, tensor in (dict(parallel.whole.named_parameters()) | dict(parallel.whole.named_buffers())).items():
+        parallel.fill(name, tensor, partial(reader.load, names[name]))
 
 
 def some(names: list[str], most: int = 6) -> str:
