@@ -56,7 +56,7 @@ def test_what_does_not_fit_names_the_numbers(keys, devices, said) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("strategy=tensor model.n_head=3 model.n_kv_head=3 model.d_model=48", "model.n_head=3: must divide by strategy"),
+        ("strategy=tensor model.n_head=3 model.n_kv_head=3 model.d_model=48", "n_head=3: must divide by strategy"),
         ("strategy=tensor model.n_kv_head=1", "model.n_kv_head=1: must divide by strategy.tp = 2; near: 2"),
         ("strategy=tensor model.vocab_size=4099", "model.vocab_size=4099: must divide by strategy.tp = 2"),
         ("strategy=pipeline model.n_layer=3", "model.n_layer=3: must divide by strategy.pp = 2; near: 2 or 4"),

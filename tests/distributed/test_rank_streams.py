@@ -61,6 +61,19 @@ def test_two_ranks_stopped_and_resumed(words) -> None:
         fit(None, *words, "trainer.max_steps=14", folder=parted)
 
 
+@pytest.mark.slow
+def test_ranks_that_share_a_stream_go_on_apart(words) -> None:
+    """Two readers with two tensor-parallel ranks each, then two readers alone: the losses of two ranks all the time."""
+    wide = (*words, "model.n_kv_head=2", "model.dropout=0.0", "precision=64-true")
+    apart, shared = compose(None, *wide, "strategy=ddp"), compose(None, *wide, "strategy=tensor", "trainer.devices=4")
+    whole, parted = new_run(apart).path, new_run(shared).path
+    train_on(2, apart, whole)
+    train_on(4, shared, parted, stop_after(5))
+    train_on(2, apart, parted)
+    for ours, theirs in zip(metrics(parted, "train/loss"), metrics(whole, "train/loss"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9)
+
+
 def test_killed_between_two_checkpoints(words, monkeypatch) -> None:
     whole = fit(None, *words).folder
     folder = killed(None, *words, step=8)
