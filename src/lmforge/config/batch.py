@@ -24,8 +24,14 @@ class BatchPlan:
     nodes: int
     context: int
 
+    @property
+    def empty(self) -> int:
+        """Places of an update without a sequence: none, unless a run goes on with processes that do not divide it."""
+        return self.micro * self.world * self.accumulation - self.sequences
+
     def __str__(self) -> str:
-        return f"global batch {self.sequences} = {_product(self.micro, self.devices, self.nodes)} {self.accumulation}"
+        product = f"{_product(self.micro, self.devices, self.nodes)} {self.accumulation}"
+        return f"global batch {self.sequences} = {product}{f' - {self.empty} empty' if self.empty else ''}"
 
 
 def world(cfg: Any) -> tuple[int, int]:
@@ -51,14 +57,19 @@ def strategy_kind(cfg: Any) -> str:
 
 
 def batch_plan(cfg: Any) -> BatchPlan:
-    """The batch arithmetic of a checked config. Raises UsageError with the numbers when they do not divide."""
+    """The batch arithmetic of a checked config. Raises UsageError with the numbers when they do not divide, but for a
+    run that goes on (`resume`): its batch stays, with other micro-batches and places left empty where it must be."""
     batch, context = cfg["batch"], cfg["data"]["context"]
     devices, nodes = world(cfg)
     sequences = _sequences(batch["tokens"], batch["sequences"], context)
     micro = batch["micro_sequences"]
+    accelerator = machine.accelerator(cfg["trainer"]["accelerator"])
     if micro == "auto":
-        micro = _auto_micro(sequences, devices, nodes, context, machine.accelerator(cfg["trainer"]["accelerator"]))
+        micro = _auto_micro(sequences, devices, nodes, context, accelerator)
     per_step = devices * nodes * micro
+    if sequences % per_step and cfg.get("resume"):
+        micro, accumulation = _spread(sequences, batch["micro_sequences"], devices * nodes, context, accelerator)
+        return BatchPlan(sequences, micro, accumulation, devices * nodes, devices, nodes, context)
     if sequences % per_step:
         low, high = sequences // per_step * per_step, -(-sequences // per_step) * per_step
         near = " or ".join(str(number) for number in (low, high) if number)
@@ -96,8 +107,21 @@ def _sequences(tokens: int | None, sequences: int | None, context: int) -> int:
 
 def _auto_micro(sequences: int, devices: int, nodes: int, context: int, accelerator: str) -> int:
     """The largest divisor of a device's share that holds at most AUTO_MICRO_TOKENS tokens."""
-    most = AUTO_MICRO_TOKENS["cpu" if accelerator == "cpu" else "gpu"]
+    most = _auto_tokens(accelerator)
     if sequences % (devices * nodes):
         return 1  # the division that fails is reported with this 1 in its arithmetic
     share = sequences // (devices * nodes)
     return max((n for n in range(1, share + 1) if share % n == 0 and n * context <= most), default=1)
+
+
+def _spread(sequences: int, micro: int | str, ranks: int, context: int, accelerator: str) -> tuple[int, int]:
+    """(micro, accumulation) of the fewest micro-batches, none larger than `micro`, that hold the largest share of
+    sequences which do not divide by the ranks."""
+    most = max(1, _auto_tokens(accelerator) // context) if micro == "auto" else int(micro)
+    share = -(-sequences // ranks)
+    accumulation = -(-share // most)
+    return -(-share // accumulation), accumulation
+
+
+def _auto_tokens(accelerator: str) -> int:
+    return AUTO_MICRO_TOKENS["cpu" if accelerator == "cpu" else "gpu"]

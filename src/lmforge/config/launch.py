@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from lmforge.config.errors import Exit, UsageError
@@ -29,6 +32,8 @@ class Launch:
     local_rank: int = 0
     local_world_size: int = 1
     num_nodes: int = 1
+    job: str | None = None  # torchrun's name for all starts of the ranks that belong together, `none` without --rdzv-id
+    restarts: int = 0  # how often torchrun has started the ranks again; a change of nodes does not count
 
     @property
     def external(self) -> bool:
@@ -66,8 +71,21 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
             _number(environ, "LOCAL_RANK", 0),
             local_world,
             max(1, world // max(1, local_world)),
+            environ["TORCHELASTIC_RUN_ID"],
+            _number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         )
     )
+
+
+def job_of(launch: Launch) -> str | None:
+    """What is the same for all starts of the ranks of one torchrun job, and for no other job: the id it was given, else
+    the agent that starts this process. None for other launchers."""
+    if launch.job != "none":
+        return launch.job
+    agent, began = os.getppid(), ""
+    with suppress(OSError, IndexError):
+        began = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"agent {socket.gethostname()} {agent} {began}".rstrip()
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:

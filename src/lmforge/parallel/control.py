@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from lmforge.parallel.rejoin import fresh_store
+
 
 class Agreed(NamedTuple):
     """Sums over all ranks of what each brought to the step."""
@@ -59,7 +61,7 @@ def share_object(value: Any) -> Any:
     Starts the process group from the launcher's variables; Lightning finds it started and uses it.
     """
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", **fresh_store())
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]

@@ -24,7 +24,8 @@ from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.plain import Plain, dump_yaml, to_config
 from lmforge.runs.folder import RunFolder
-from lmforge.runs.plan import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
+from lmforge.runs.going_on import continue_run, open_run
+from lmforge.runs.plan import Plan, compose_train, plan_from_run, plan_train, settle
 from lmforge.start import helptext
 from lmforge.start.alone import ALONE, plan_alone
 from lmforge.sweep import start as sweep
@@ -132,16 +133,17 @@ class FrontDoor:
     def _settle_run(self, plan: Plan, command: Command) -> None:
         """Finds or makes the run folder on the one process that may. Under an outer launcher this is also the one that
         asks the machine, since others could not tell it of a problem of their own."""
-        if self.launch.external:
-            problems, plan.notes = preflight(plan.plain, only=NEEDED_BY.get(self.name))
-            if problems:
-                raise UsageError(problems)
         if self.name == "train":
             continue_run(plan)
-            if not plan.done:
-                files = (plan.run.config_file, plan.run.exit_file) if plan.run else ()
-                self.before = {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
-                plan.run = open_run(plan, command.words, self.argv)
+        if self.launch.external:
+            problems, notes = preflight(plan.plain, only=NEEDED_BY.get(self.name))
+            if problems:
+                raise UsageError(problems)
+            plan.notes = list(dict.fromkeys([*plan.notes, *notes]))
+        if self.name == "train" and not plan.done:
+            files = (plan.run.config_file, plan.run.exit_file) if plan.run else ()
+            self.before = {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
+            plan.run = open_run(plan, command.words, self.argv)
         for note in plan.notes:
             self._say(note)
 
