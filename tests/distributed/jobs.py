@@ -236,6 +236,10 @@ def kill_at(rank: int, step: int) -> None:
     _at(rank, step, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def touch_at(rank: int, step: int, file: Path) -> None:
+    _at(rank, step, file.touch)
+
+
 def leave_at(rank: int, step: int, code: int) -> None:
     """One rank ends with a code of its own, and notes it as the front door does."""
     _at(rank, step, partial(_leave, code))

@@ -20,6 +20,7 @@ from lmforge.config.machine_checks import (
     check_mixture,
     check_out,
 )
+from lmforge.config.notices import check_notice
 
 FSDP_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed")
 
@@ -174,6 +175,7 @@ CONFIG_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (_check_multiples, ("model",)),
     (_check_context, ("data.context", "model.context")),
     (_check_modes, ("callbacks",)),
+    (check_notice, ("callbacks",)),
     (_check_strategy, ("strategy", "precision", *DEVICES)),
     (_check_length, ("trainer.max_steps", "trainer.max_epochs")),
     (_check_schedule, ("schedule", "trainer.max_steps")),

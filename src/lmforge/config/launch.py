@@ -16,6 +16,7 @@ from lmforge.config.errors import Exit, UsageError
 
 RUN_VARIABLE = "LMFORGE_RUN"
 CONFIG_VARIABLE = "LMFORGE_CONFIG"
+OUTCOME_VARIABLE = "LMFORGE_OUTCOME"  # the file in which `lmforge launch` wants to read how the run ended
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
 ORPHAN_SECONDS = 10.0  # what a child may still need when its parent has ended
 INTERACTIVE = ("bash", "sh", "zsh", "interactive")
@@ -134,6 +135,14 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(text)
     except ValueError:
         raise UsageError(f"{name}={text}: the launcher's variable must hold a whole number") from None
+
+
+def note_outcome(code: int | None) -> None:
+    """Tell `lmforge launch`, if that started the launcher, how this run ended: a launcher has codes of its own. None =
+    it is at work."""
+    if file := os.environ.get(OUTCOME_VARIABLE):
+        with suppress(OSError):
+            Path(file).write_text("" if code is None else f"{int(code)}\n", encoding="utf-8")
 
 
 def end_with_parent(grace: float = ORPHAN_SECONDS) -> None:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from lmforge.config.aside import write_aside
 from lmforge.config.errors import Exit, UsageError
+from lmforge.config.launch import note_outcome
 from lmforge.config.plain import Plain, PlainLoader, check_schema, dump_yaml, get, to_config
 from lmforge.config.targets import check_targets
 from lmforge.runs.provenance import differences, provenance, read_facts
@@ -148,6 +149,7 @@ class RunFolder:
 
     def note_end(self, code: Exit) -> None:
         """How the run ended, for `lmforge runs` and for wrappers around launchers that hide the code."""
+        note_outcome(code)
         with suppress(OSError):  # a full disk may be what it ends with
             write_aside(self.exit_file, f"{int(code)}\n")
 

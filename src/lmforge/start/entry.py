@@ -19,7 +19,7 @@ from lmforge.config.aside import write_aside
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
-from lmforge.config.launch import CONFIG_VARIABLE, RUN_VARIABLE, Launch, end_with_parent, read_launch
+from lmforge.config.launch import CONFIG_VARIABLE, RUN_VARIABLE, Launch, end_with_parent, note_outcome, read_launch
 from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.plain import Plain, dump_yaml, to_config
@@ -166,6 +166,8 @@ class FrontDoor:
         self.run_folder = run
         if self.name == "train" and self.launch.rank == 0:
             run.exit_file.unlink(missing_ok=True)
+        if self.launch.local_rank == 0:
+            note_outcome(None)
         let_idle_threads_sleep()
         try:
             with _announced(self.name, config, run):
@@ -177,8 +179,12 @@ class FrontDoor:
 
     def _note_end(self, code: Exit) -> None:
         """From the first rank, and from any other that fails. A run that was killed has no such note."""
-        if self.name == "train" and self.run_folder is not None and (self.launch.rank == 0 or code):
+        if self.launch.rank != 0 and not code:
+            return
+        if self.name == "train" and self.run_folder is not None:
             self.run_folder.note_end(code)
+        else:
+            note_outcome(code)
 
     def _take_back(self) -> None:
         """A start that is refused leaves a run to be continued as it was, and no new run's folder."""
