@@ -51,8 +51,8 @@ def test_a_worker_that_is_killed(program, whole) -> None:
     assert agent.finish() == 0, agent.output
     assert re.search(r"rank 1 \(process \d+\) (was killed by SIGKILL|is gone without a word) after step", agent.output)
     assert f"continuing {program.run().relative_to(program.folder)}, which this job has begun" in agent.output
-    assert re.search(r"^resuming    step-0000000[48] of", agent.output, flags=re.MULTILINE)
-    assert agent.output.count("resuming ") == 1  # the first connection after a restart holds
+    (resumed,) = re.findall(r"^resuming    step-(\d+) of", agent.output, flags=re.MULTILINE)  # at the first attempt
+    assert 4 <= int(resumed) < STEPS
     assert_as_whole(program, whole)
 
 

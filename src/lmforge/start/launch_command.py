@@ -31,11 +31,15 @@ SETTINGS = {
     # SIGUSR1 would end the agent itself: it has to reach the ranks.
     "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
 }
-HANDED_ON = (signal.SIGTERM, signal.SIGUSR1)
+HANDED_ON = {signal.SIGTERM: Exit.SIGTERM, signal.SIGUSR1: Exit.REQUEUE}  # and what a run that hears them ends with
 
 
 def launch(command: Sequence[str]) -> int:
-    """Run a command to its end; its run's exit code where that is known and no success, else its own."""
+    """Run a command to its end; its run's exit code where that is known and no success, else its own.
+
+    A command that was told to end, and did not do so well, ends with the code of that: the signal may have come between
+    two starts of the ranks, when none of them could hear it.
+    """
     if not command or command[0] in ("-h", "--help"):
         print(USAGE)
         return int(Exit.DONE if command else Exit.WRONG_INPUT)
@@ -43,28 +47,34 @@ def launch(command: Sequence[str]) -> int:
         outcome = Path(folder) / "exit_code"
         environment = {**SETTINGS, **os.environ, OUTCOME_VARIABLE: str(outcome)}
         try:
-            with _handing_on() as children:
+            with _handing_on() as (children, told):
                 children.append(subprocess.Popen(command, env=environment))
+                if told:  # before there was anyone to hand it on to
+                    children[0].terminate()
                 code = children[0].wait()
         except OSError as error:
             print(f"lmforge launch: {command[0]}: {error.strerror}", file=sys.stderr)
             return int(Exit.WRONG_INPUT)
-        return _noted(outcome) or (128 - code if code < 0 else code)
+        code = _noted(outcome) or (128 - code if code < 0 else code)
+        return int(told[0]) if told and code and code not in told else code
 
 
 @contextmanager
-def _handing_on() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Signals for this process reach those in the list. Ctrl-C does so by itself, and only must not end this one."""
+def _handing_on() -> Iterator[tuple[list[subprocess.Popen[bytes]], list[Exit]]]:
+    """Signals for this process reach those in the first list, and what they mean is added to the second. Ctrl-C reaches
+    them by itself, and only must not end this one."""
     children: list[subprocess.Popen[bytes]] = []
+    told: list[Exit] = []
 
     def hand_on(number: int, frame: object) -> None:
+        told.append(HANDED_ON[signal.Signals(number)])
         for child in children:
             child.send_signal(number)
 
     before = {number: signal.signal(number, hand_on) for number in HANDED_ON}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
-        yield children
+        yield children, told
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
