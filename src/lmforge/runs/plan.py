@@ -80,7 +80,8 @@ def plan_train(
         problems += meet_stored(plan, run)
     problems += check_targets(plan.plain)
     problems += launch_problems(plan.plain, launch, composed.problems)
-    undecided = ["batch"] if job_of(launch) else []  # new or going on: rank 0 finds out, and checks it then
+    # What hangs on the number of ranks waits until rank 0 knows whether a run goes on.
+    undecided = ["trainer.devices"] if job_of(launch) else []
     found, notes = preflight(plan.plain, [*composed.problems, *undecided], machine_too=not launch.external)
     plan.notes += notes
     problems += found
