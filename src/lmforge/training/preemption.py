@@ -58,6 +58,13 @@ class Preemption(pl.Callback):
         self.asked[self.SIGNALS[signal.Signals(number)]] = 1
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self._stop_if_agreed(trainer, pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._stop_if_agreed(trainer, pl_module)
+
+    def _stop_if_agreed(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
         if pl_module.agreed.stops and trainer.global_step < pl_module.total_steps:
             self.stopped = Exit.REQUEUE if pl_module.agreed.requeue else Exit.SIGTERM
