@@ -23,8 +23,8 @@ def whole(program) -> list[dict[str, str]]:
     return read_rows(program.run("whole") / "metrics.csv")
 
 
-def node(program, share, step_seconds: float, **more) -> Agent:
-    words = program.tiny(*WORDS)
+def node(program, share, step_seconds: float, *typed: str, **more) -> Agent:
+    words = program.tiny(*WORDS, *typed)
     changes = (partial(slow_steps, step_seconds), partial(note_samples, program.folder))
     os.environ["LMFORGE_CACHE"] = str(program.cache)
     return Agent(words, program.folder, changes, max_restarts=3, **share, **more)
@@ -69,6 +69,22 @@ def test_a_node_that_is_lost_and_replaced(program, whole) -> None:
     agents.append(node(program, share, 0.4, host=False))
     wait_for(lambda: said(agents).count(spread.format(4, 2)) == 2, agents)
     assert [agents[0].finish(), agents[2].finish()] == [0, 0], said(agents)
+    assert_as_whole(program, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, "85\n"), (signal.SIGTERM, "143\n")])
+def test_one_worker_that_is_told_ends_the_job_with_0(program, whole, number, code) -> None:
+    """torchrun does not start it again; the folder holds the code, and the same command goes on in it."""
+    alone = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
+    agent = node(program, rendezvous(), 0.05, **alone)
+    wait_for(lambda: logged(program) >= 7, [agent])
+    os.kill(agent.workers()[1], number)
+    assert agent.finish() == 0, agent.output
+    assert agent.output.count("and saved; go on with") == 1
+    assert (program.run() / "exit_code").read_text() == code
+    again = node(program, rendezvous(), 0.0, "resume=auto", **alone)
+    assert again.finish() == 0, again.output
     assert_as_whole(program, whole)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lmforge.tasks.update import UpdateTask
+from lmforge.training.assemble import warn
 from lmforge.training.checkpoint import Piece
 from lmforge.training.logbook import flush
 from lmforge.training.saving import Keep, Saver, optimizer_pieces, weight_pieces, whole_checkpoints
@@ -41,7 +42,7 @@ class CheckpointCallback(pl.Callback):
         self.saver = Saver(self.folder, trainer.global_rank, trainer.world_size, self.keep)
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.saver.clean()
+            self.saver.clean(warn)
         task.control.barrier()
         task.requests["failed"] = self.saver.failed
         task.before_update.append(self.saver.let_change)
