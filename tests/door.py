@@ -15,7 +15,8 @@ from lmforge.config.compose import Composer
 from lmforge.config.launch import RANK_VARIABLES, Launch
 from lmforge.config.parse import Tree, Word, read_words
 from lmforge.runs.folder import RunFolder
-from lmforge.runs.plan import Plan, continue_run, open_run, plan_train
+from lmforge.runs.going_on import continue_run, open_run
+from lmforge.runs.plan import Plan, plan_train
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DOOR = """

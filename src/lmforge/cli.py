@@ -1,4 +1,4 @@
-"""The `lmforge` command: one word for the job, then key=value words as in train.py."""
+"""The `lmforge` command: one word for the job, then key=value words as in train.py; after `launch` a command."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from lmforge.config.errors import Exit
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.runs.folder import RunFolder
+from lmforge.start import launch_command
 from lmforge.start.entry import Job, run_front_door
 from lmforge.start.helptext import HELP
 
@@ -20,15 +21,19 @@ def main() -> None:
     if job in ("-h", "--help"):
         print(help_text())
         sys.exit(int(Exit.DONE))
+    if job == "launch":
+        sys.exit(launch_command.launch(words))
     if job not in JOBS:
-        hint = did_you_mean(nearest(job, JOBS))
-        print(f"lmforge {job}: no such job{hint}; jobs: {', '.join(JOBS)}", file=sys.stderr)
+        known = [*JOBS, "launch"]
+        hint = did_you_mean(nearest(job, known))
+        print(f"lmforge {job}: no such job{hint}; jobs: {', '.join(known)}", file=sys.stderr)
         sys.exit(int(Exit.WRONG_INPUT))
     run_front_door(job, JOBS[job], [sys.argv[0], *words])
 
 
 def help_text() -> str:
-    listed = "\n".join(f"  {job:<9}  {HELP[job].about}" for job in JOBS)
+    about = {**{job: HELP[job].about for job in JOBS}, "launch": launch_command.ABOUT}
+    listed = "\n".join(f"  {job:<9}  {text}" for job, text in about.items())
     return f"""\
 Usage: lmforge JOB [key=value ...]
 

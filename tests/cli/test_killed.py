@@ -39,6 +39,7 @@ def test_in_the_middle_of_a_checkpoint(program) -> None:
     outcome = program.train(*WORDS, "resume=auto")
     assert outcome.code == 0, outcome.output
     assert "resuming    step-00000005 of 20 steps" in outcome.output
+    assert ".step-00000010.part: a save that did not come to its end; removed" in outcome.output
     assert digits(program.run()) == digits(program.run("whole"))
     assert not list(run.glob("checkpoints/.*"))
 

@@ -5,12 +5,16 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
 from commands import ROOT, Outcome
+from lmforge.runs.folder import list_checkpoints
 from lmforge.runs.rows import read_rows
 
 
@@ -58,6 +62,56 @@ def test_torchrun(program) -> None:
     assert wrong.code != 0
     assert wrong.output.count("global batch 3") == 1
     assert len(program.runs()) == 1
+
+
+@pytest.mark.slow
+def test_a_launch_ends_with_the_code_of_its_run(program) -> None:
+    """torchrun goes on by itself after a worker was killed; told to make room the whole ends with 85, which torchrun
+    would hide."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    command = [sys.executable, "-m", "lmforge.cli", "launch", *launcher, *typed(program, "trainer.max_steps=100000")]
+    environment = {**os.environ, "LMFORGE_CACHE": str(program.cache), "OMP_NUM_THREADS": "1"}
+    log = program.folder / "launch.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(command, cwd=program.folder, env=environment, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: "step 15: " in log.read_text(), process)
+        os.kill(ranks_below(process.pid)[1], signal.SIGKILL)
+        wait_until(lambda: re.search(r"^step \d", log.read_text().partition("resuming  ")[2], re.MULTILINE), process)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == 85, log.read_text()
+    finally:
+        for pid in (process.pid, *children(process.pid), *ranks_below(process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+    run = program.run()
+    assert (run / "exit_code").read_text() == "85\n"
+    steps = [int(row["step"]) for row in read_rows(run / "metrics.csv")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert list_checkpoints(run / "checkpoints")[-1].name == f"step-{len(steps):08d}"
+
+
+def children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [
+            int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
+        ]
+    return []
+
+
+def ranks_below(pid: int) -> list[int]:
+    """The workers of the agent that `pid` has started."""
+    found = [child for agent in children(pid) for child in children(agent)]
+    return [child for child in found if "train.py" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+def wait_until(done: Callable[[], object], process: "subprocess.Popen[bytes]", seconds: float = 180.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
+import os
+from dataclasses import replace
+
 import pytest
 
 from lmforge.config.connection import first_host, meeting_point, typed_by_hand
 from lmforge.config.errors import UsageError
-from lmforge.config.launch import Launch, plain_environment, read_launch
+from lmforge.config.launch import Launch, job_of, plain_environment, read_launch
 
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "1"}
 
@@ -19,8 +22,26 @@ def test_torchrun_with_a_static_rendezvous():
         "LOCAL_WORLD_SIZE": "2",
         "TORCHELASTIC_RUN_ID": "none",
     }
-    assert read_launch(environ) == (Launch("torchrun", 3, 4, 1, 2, 2), None)
+    assert read_launch(environ) == (Launch("torchrun", 3, 4, 1, 2, 2, "none"), None)
     assert environ["RANK"] == "3"
+    assert read_launch({**environ, "TORCHELASTIC_RESTART_COUNT": "2"})[0].restarts == 2
+
+
+def test_what_starts_of_one_torchrun_job_have_in_common():
+    """Its id; where it was given none the agent, which is the parent of every worker it starts."""
+    assert job_of(Launch("torchrun", job="7")) == job_of(Launch("torchrun", rank=1, restarts=2, job="7")) == "7"
+    nameless = Launch("torchrun", job="none")
+    assert job_of(nameless) == job_of(replace(nameless, restarts=1))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, str(job_of(nameless)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 1000).decode() != job_of(nameless)
+    assert job_of(Launch("slurm")) is None
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,10 @@ def _see_a_checkpoint(seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+def touch_at(rank: int, step: int, file: Path) -> None:
+    _at(rank, step, file.touch)
+
+
 def leave_at(rank: int, step: int, code: int) -> None:
     """One rank ends with a code of its own, and notes it as the front door does."""
     _at(rank, step, partial(_leave, code))

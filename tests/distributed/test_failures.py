@@ -52,6 +52,18 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(shards, strategy, number, st
     assert [row[0] for row in metrics(folder)] == [1, 2, 3, 4, 5]
 
 
+def test_a_notice_on_one_node_stops_all_ranks_with_one_checkpoint(shards, tmp_path) -> None:
+    file = tmp_path / "going"
+    words = (f"callbacks.preemption.notice_file={file}", "callbacks.preemption.notice_seconds=0.01")
+    plain = compose(shards, "strategy=fsdp", "trainer.devices=2", "trainer.max_steps=100000", *words)
+    folder = new_run(plain).path
+    facts = train_on(2, plain, folder, partial(jobs.touch_at, 1, 4, file))
+    (step,) = {rank["step"] for rank in facts}
+    assert [rank["stopped"] for rank in facts] == ["Requeue"] * 2
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:08d}"]
+    assert 4 <= step < 100000
+
+
 @pytest.mark.parametrize(("rank", "every"), [(1, 2), (1, 100), slow(0, 2), slow(0, 100)])
 def test_a_full_disk_on_one_rank_ends_all(shards, rank, every) -> None:
     """No rank waits for the part of a checkpoint that will never come, and what was saved before stays."""

@@ -15,7 +15,7 @@ from lmforge.config.plain import dump_yaml
 from lmforge.runs import provenance
 from lmforge.runs.find import all_runs, find_auto, find_run, fingerprint
 from lmforge.runs.folder import RunFolder
-from lmforge.runs.plan import continue_run, open_run
+from lmforge.runs.going_on import continue_run, open_run
 
 HOLD = r"""
 import os, sys, time

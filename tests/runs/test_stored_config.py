@@ -10,7 +10,8 @@ from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
 from lmforge.config.parse import read_words
 from lmforge.runs.folder import RunFolder
-from lmforge.runs.plan import continue_run, plan_from_run
+from lmforge.runs.going_on import continue_run
+from lmforge.runs.plan import plan_from_run
 
 
 def resumed(compose, run, *words):

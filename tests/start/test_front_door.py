@@ -269,9 +269,10 @@ def test_torchrun_ranks_share_one_folder(door, tmp_path):
     assert len(list((tmp_path / "runs" / "default").iterdir())) == 1
 
 
-@pytest.mark.parametrize("word", ["optimizer.lr=fast", "weights=nowhere"])
+@pytest.mark.parametrize("word", ["optimizer.lr=fast", "weights=nowhere", "batch.tokens=768"])
 def test_torchrun_ranks_fail_together_and_one_speaks(door, word):
     codes, said = torchrun(door, word)
     assert codes == [2, 2]
     assert word in said[0][1]
+    assert said[0][1].count("1 problem\n") == 1
     assert said[1][1] == ""

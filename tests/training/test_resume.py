@@ -155,15 +155,9 @@ def test_a_run_told_to_stop_where_a_validation_is_due_saves_its_outcome(shards) 
     assert resumed.summary["reason"] == "early_stopping"
 
 
-def test_a_save_before_that_validation_is_noticed(shards, monkeypatch) -> None:
-    due = CheckpointCallback.on_train_batch_end
-
-    def hasty(self: CheckpointCallback, trainer: Any, task: UpdateTask, *args: Any) -> None:
-        due(self, trainer, task, *args)
-        if task.agreed.stops:
-            self.save(trainer, task)
-
-    monkeypatch.setattr(CheckpointCallback, "on_train_batch_end", hasty)
+def test_a_save_before_that_validation_that_stays_is_noticed(shards, monkeypatch) -> None:
+    save = CheckpointCallback.save
+    monkeypatch.setattr(CheckpointCallback, "save", lambda self, trainer, task, scored=True: save(self, trainer, task))
     folder = stopped_at_a_validation(shards)
     assert Checkpoint(list_checkpoints(folder / "checkpoints")[-1]).state["metrics"] == {}
 

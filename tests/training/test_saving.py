@@ -198,8 +198,10 @@ def test_leftovers_of_an_interrupted_save_are_removed_and_never_read(tmp_path) -
     (part / "weights-00000.safetensors").write_bytes(b"half")
     (tmp_path / ".step-00000001.old").mkdir()
     assert steps(tmp_path) == [1]
-    saver(tmp_path).clean()
+    said: list[str] = []
+    saver(tmp_path).clean(said.append)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert said == [f"{part}: a save that did not come to its end; removed"]
 
 
 def test_a_broken_checkpoint_of_the_same_step_is_replaced(tmp_path) -> None:

@@ -35,9 +35,14 @@ class BatchPlan:
         """All processes."""
         return self.devices * self.nodes
 
+    @property
+    def empty(self) -> int:
+        """Places of an update without a sequence: none but where a run goes on with ranks that do not divide it."""
+        return self.micro * self.dp * self.accumulation - self.sequences
+
     def __str__(self) -> str:
-        product = _product(self.micro, self.layout, self.devices, self.nodes)
-        return f"global batch {self.sequences} = {product} {self.accumulation}"
+        product = f"{_product(self.micro, self.layout, self.devices, self.nodes)} {self.accumulation}"
+        return f"global batch {self.sequences} = {product}{f' - {self.empty} empty' if self.empty else ''}"
 
 
 def world(cfg: Any) -> tuple[int, int]:
@@ -68,15 +73,20 @@ def layout_of(cfg: Any) -> Layout:
 
 
 def batch_plan(cfg: Any) -> BatchPlan:
-    """The batch arithmetic of a checked config. Raises UsageError with the numbers when they do not divide."""
+    """The batch arithmetic of a checked config. Raises UsageError with the numbers when they do not divide, but for a
+    run that goes on (`resume`): its batch stays, with other micro-batches and places left empty where it must be."""
     batch, context = cfg["batch"], cfg["data"]["context"]
     devices, nodes = world(cfg)
     layout = layout_of(cfg)
     sequences = _sequences(batch["tokens"], batch["sequences"], context)
     micro = batch["micro_sequences"]
+    accelerator = machine.accelerator(cfg["trainer"]["accelerator"])
     if micro == "auto":
-        micro = _auto_micro(sequences, layout, context, machine.accelerator(cfg["trainer"]["accelerator"]))
+        micro = _auto_micro(sequences, layout, context, accelerator)
     per_step = layout.dp * micro
+    if cfg.get("resume") and (sequences % per_step or sequences // per_step < layout.pp):
+        most = _auto_tokens(accelerator) // context if batch["micro_sequences"] == "auto" else micro
+        return BatchPlan(sequences, *_spread(sequences, layout, max(1, most)), layout, devices, nodes, context)
     if sequences % per_step:
         low, high = sequences // per_step * per_step, -(-sequences // per_step) * per_step
         near = " or ".join(str(number) for number in (low, high) if number)
@@ -117,9 +127,20 @@ def _sequences(tokens: int | None, sequences: int | None, context: int) -> int:
 def _auto_micro(sequences: int, layout: Layout, context: int, accelerator: str) -> int:
     """The largest divisor of a device's share that holds at most AUTO_MICRO_TOKENS tokens, and leaves a pipeline a
     micro-batch for each stage."""
-    most = AUTO_MICRO_TOKENS["cpu" if accelerator == "cpu" else "gpu"]
     if sequences % layout.dp:
         return 1  # the division that fails is reported with this 1 in its arithmetic
     share = sequences // layout.dp
     fits = [n for n in range(1, share // layout.pp + 1) if share % n == 0 and share // n % layout.pp == 0]
-    return max((n for n in fits if n * context <= most), default=1)
+    return max((n for n in fits if n * context <= _auto_tokens(accelerator)), default=1)
+
+
+def _auto_tokens(accelerator: str) -> int:
+    return AUTO_MICRO_TOKENS["cpu" if accelerator == "cpu" else "gpu"]
+
+
+def _spread(sequences: int, layout: Layout, most: int) -> tuple[int, int]:
+    """(micro, accumulation) where the batch does not divide: the fewest micro-batches of at most `most` sequences that
+    hold the largest share, as many for each stage of a pipeline."""
+    share = -(-sequences // layout.dp)
+    accumulation = -(-share // (most * layout.pp)) * layout.pp
+    return -(-share // accumulation), accumulation

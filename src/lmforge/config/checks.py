@@ -23,6 +23,7 @@ from lmforge.config.machine_checks import (
     check_mixture,
     check_out,
 )
+from lmforge.config.notices import check_notice
 from lmforge.config.zero_checks import check_zero
 
 FSDP_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed")
@@ -189,6 +190,7 @@ CONFIG_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (_check_multiples, ("model",)),
     (_check_context, ("data.context", "model.context")),
     (_check_modes, ("callbacks",)),
+    (check_notice, ("callbacks",)),
     (_check_strategy, ("strategy", "precision", *DEVICES)),
     (check_init_method, ("strategy.init_method",)),
     (check_connection, ("strategy.process_group_backend", "trainer.accelerator")),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from lmforge.config.errors import Exit, UsageError
@@ -15,6 +18,7 @@ RUN_VARIABLE = "LMFORGE_RUN"
 CONFIG_VARIABLE = "LMFORGE_CONFIG"
 LAUNCH_VARIABLE = "LMFORGE_LAUNCH"  # holds "hand" once rank variables that no launcher set were found to be meant
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", LAUNCH_VARIABLE)
+OUTCOME_VARIABLE = "LMFORGE_OUTCOME"  # the file in which `lmforge launch` wants to read how the run ended
 ORPHAN_SECONDS = 10.0  # what a child may still need when its parent has ended
 INTERACTIVE = ("bash", "sh", "zsh", "interactive")
 
@@ -31,6 +35,8 @@ class Launch:
     local_rank: int = 0
     local_world_size: int = 1
     num_nodes: int = 1
+    job: str | None = None  # torchrun's name for all starts of the ranks that belong together, `none` without --rdzv-id
+    restarts: int = 0  # how often torchrun has started the ranks again; a change of nodes does not count
 
     @property
     def external(self) -> bool:
@@ -92,8 +98,21 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
             _number(environ, "LOCAL_RANK", 0),
             local_world,
             max(1, world // max(1, local_world)),
+            environ["TORCHELASTIC_RUN_ID"],
+            _number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
         )
     )
+
+
+def job_of(launch: Launch) -> str | None:
+    """What is the same for all starts of the ranks of one torchrun job, and for no other job: the id it was given, else
+    the agent that starts this process. None for other launchers."""
+    if launch.job != "none":
+        return launch.job
+    agent, began = os.getppid(), ""
+    with suppress(OSError, IndexError):
+        began = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"agent {socket.gethostname()} {agent} {began}".rstrip()
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
@@ -145,6 +164,14 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return int(text)
     except ValueError:
         raise UsageError(f"{name}={text}: the launcher's variable must hold a whole number") from None
+
+
+def note_outcome(code: int | None) -> None:
+    """Tell `lmforge launch`, if that started the launcher, how this run ended: a launcher has codes of its own. None =
+    it is at work."""
+    if file := os.environ.get(OUTCOME_VARIABLE):
+        with suppress(OSError):
+            Path(file).write_text("" if code is None else f"{int(code)}\n", encoding="utf-8")
 
 
 def end_with_parent(grace: float = ORPHAN_SECONDS) -> None:

@@ -104,6 +104,8 @@ class StreamedData(TokenWindows):
 
     def train_dataloader(self) -> TimedLoader:
         rank, plan = self._share()
+        if plan.empty:
+            raise UsageError(f"data.streaming=true: {plan}; a stream has no empty places, so resume on as many ranks")
         first, last = self.start[0], self.start[0] + -(-(self.samples - self.start[1]) // plan.sequences)
         if first == 0:
             self.positions[0] = START

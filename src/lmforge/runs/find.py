@@ -86,3 +86,8 @@ def find_auto(plain: Plain, any_precision: bool = False) -> tuple[RunFolder | No
             break
         finished = finished or run
     return unfinished, finished
+
+
+def find_begun(plain: Plain, job: str, any_precision: bool = False) -> RunFolder | None:
+    """The newest run like this config that a launcher's job has worked on."""
+    return next((run for run in runs_like(plain, any_precision) if job in run.jobs()), None)

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from lmforge.config.aside import write_aside
 from lmforge.config.errors import Exit, UsageError
+from lmforge.config.launch import note_outcome
 from lmforge.config.plain import Plain, PlainLoader, check_schema, dump_yaml, get, to_config
 from lmforge.config.targets import check_targets
 from lmforge.runs.provenance import differences, provenance, read_facts
@@ -70,29 +71,51 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, plain: Plain, words: Sequence[str] = (), argv: Sequence[str] = (), path: Path | None = None
+        cls,
+        plain: Plain,
+        words: Sequence[str] = (),
+        argv: Sequence[str] = (),
+        path: Path | None = None,
+        job: str | None = None,
     ) -> RunFolder:
         """Makes a new folder that no other process can have, or `path`, and writes all but the results; the config
         comes last. Not locked yet."""
         run = cls(path or new_folder(Path(plain["paths"]["runs"]) / plain["name"]))
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         run.write_provenance()
-        run.write_start(words, argv, {})
+        run.write_start(words, argv, {}, job)
         run.write_config(plain)
         return run
 
     def write_config(self, plain: Plain) -> None:
         write_aside(self.config_file, dump_yaml(plain))
 
-    def write_start(self, words: Sequence[str], argv: Sequence[str], changed: Mapping[str, Sequence[Any]]) -> None:
-        """Appends this start to overrides.yaml: when, the whole command, its words, and stored values it changed."""
+    def write_start(
+        self,
+        words: Sequence[str],
+        argv: Sequence[str],
+        changed: Mapping[str, Sequence[Any]],
+        job: str | None = None,
+    ) -> None:
+        """Appends this start to overrides.yaml: when, the whole command, its words, the launcher's job where it has one
+        that starts ranks again, and stored values it changed."""
         file = self.path / "overrides.yaml"
         starts = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else []
         start: Plain = {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": shlex.join(argv)}
         start["overrides"] = list(words)
+        if job:
+            start["job"] = job
         if changed:
             start["changed"] = {key: {"from": old, "to": new} for key, (old, new) in changed.items()}
         write_aside(file, dump_yaml([*(starts or []), start]))
+
+    def jobs(self) -> set[str]:
+        """The launchers' jobs that have worked on this run; empty where the file that tells them cannot be read."""
+        try:
+            starts = yaml.safe_load((self.path / "overrides.yaml").read_text(encoding="utf-8"))
+            return {start["job"] for start in starts if "job" in start}
+        except (OSError, ValueError, TypeError, yaml.YAMLError):
+            return set()
 
     def write_provenance(self) -> None:
         facts, diff = provenance()
@@ -126,6 +149,7 @@ class RunFolder:
 
     def note_end(self, code: Exit) -> None:
         """How the run ended, for `lmforge runs` and for wrappers around launchers that hide the code."""
+        note_outcome(code)
         with suppress(OSError):  # a full disk may be what it ends with
             write_aside(self.exit_file, f"{int(code)}\n")
 
@@ -161,11 +185,12 @@ class RunFolder:
         limits = {key: get(plain, key) for key in done}
         return [key for key, limit in limits.items() if limit is not None and done[key] >= limit]
 
-    def lock(self) -> None:
-        """Claims the folder until this process ends, however it ends. Raises when another process holds it."""
+    def lock(self, seconds: float = 0.0) -> None:
+        """Claims the folder until this process ends, however it ends. Raises when another process holds it, and still
+        does so after `seconds`."""
         descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _claim(descriptor)
+            _claim(descriptor, seconds)
         except OSError:
             holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
@@ -184,13 +209,16 @@ class RunFolder:
             self._lock = None
 
 
-def _claim(descriptor: int) -> None:
-    """Locks for this process alone. Tries twice, since a look at who holds the lock takes it for an instant."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        time.sleep(0.05)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _claim(descriptor: int, seconds: float) -> None:
+    """Locks for this process alone. Tries at least twice: a look at who holds the lock takes it for an instant."""
+    deadline = time.monotonic() + max(0.05, seconds)
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def stored_problems(plain: Plain) -> list[str]:

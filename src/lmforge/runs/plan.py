@@ -13,8 +13,7 @@ from lmforge.config.checks import NEEDED_BY, launch_problems, preflight
 from lmforge.config.compose import Composed, Composer
 from lmforge.config.errors import UsageError
 from lmforge.config.keys import find_key
-from lmforge.config.launch import Launch
-from lmforge.config.machine_checks import check_weights
+from lmforge.config.launch import Launch, job_of
 from lmforge.config.nearest import did_you_mean, nearest
 from lmforge.config.parse import Tree, Word
 from lmforge.config.places import absolute_paths
@@ -22,7 +21,7 @@ from lmforge.config.plain import Plain, flatten, get, put
 from lmforge.config.precision import read_precision
 from lmforge.config.targets import check_targets
 from lmforge.runs.exports import export_problems, is_export, stored_config
-from lmforge.runs.find import find_auto, find_run
+from lmforge.runs.find import find_run
 from lmforge.runs.folder import RunFolder
 
 FROM_STORED = ("data", "model", "task")  # what evaluate.py takes from the run, and lets be typed on top
@@ -33,7 +32,8 @@ OTHER_TEXT = ("data", "data.path", "data.name")  # of these the words that bring
 class Plan:
     """A checked config. `run` is the folder to continue or read, None for a new one; `changed` = stored values that
     typed words replaced; `kept` = keys left to the machine, which a continued run keeps as it stored them; `done` =
-    the word to end with when nothing is left to do; `sweep` = how a sweep would run, which is no part of any run."""
+    the word to end with when nothing is left to do; `sweep` = how a sweep would run, which is no part of any run;
+    `launch` = who starts it; `again` = an earlier start of the same job has begun `run`."""
 
     plain: Plain
     run: RunFolder | None = None
@@ -42,6 +42,8 @@ class Plan:
     kept: tuple[str, ...] = ()
     done: str | None = None
     sweep: Plain = field(default_factory=dict)
+    launch: Launch = field(default_factory=Launch)
+    again: bool = False
 
 
 def compose_train(
@@ -69,16 +71,18 @@ def plan_train(
 ) -> Plan:
     """Checks everything and finds the run to continue. Raises UsageError with all problems, `earlier` ones first."""
     composed, run = compose_train(composer, words, broken)
-    plan = Plan(composed.plain, run, kept=_left_to_the_machine(composed.plain, words, run))
+    plan = Plan(composed.plain, run, kept=_left_to_the_machine(composed.plain, words, run), launch=launch)
     plan.sweep = composed.plain.pop("sweep", {})
     problems = [*earlier, *composed.problems.values()]
     settle(plan.plain, composer.tree, launch, composed.problems)
     absolute_paths(plan.plain)
     if run is not None:
-        problems += _meet_stored(plan, run)
+        problems += meet_stored(plan, run)
     problems += check_targets(plan.plain)
     problems += launch_problems(plan.plain, launch, composed.problems)
-    found, notes = preflight(plan.plain, composed.problems, machine_too=not launch.external)
+    # What hangs on the number of ranks waits until rank 0 knows whether a run goes on.
+    undecided = ["trainer.devices"] if job_of(launch) else []
+    found, notes = preflight(plan.plain, [*composed.problems, *undecided], machine_too=not launch.external)
     plan.notes += notes
     problems += found
     if problems:
@@ -93,7 +97,7 @@ def _left_to_the_machine(plain: Plain, words: Sequence[Word], run: RunFolder | N
     return ("precision",) * precision + ("trainer.threads",) * threads
 
 
-def _meet_stored(plan: Plan, run: RunFolder) -> list[str]:
+def meet_stored(plan: Plan, run: RunFolder) -> list[str]:
     """Takes over what the stored run keeps and lists what the plan changes of it. Returns changes that cannot be."""
     stored = absolute_paths(run.load_plain())
     chosen = get(plan.plain, "precision.word")
@@ -115,45 +119,6 @@ def _fit_threads(plain: Plain, stored: Plain) -> None:
     threads = get(plain, "trainer.threads")
     if now and before and now > before and isinstance(threads, int):
         put(plain, "trainer.threads", min(threads, machine.thread_share(now)))
-
-
-def continue_run(plan: Plan) -> None:
-    """Finds the run of resume=auto, and says so when the run to continue has nothing left to do. Rank 0 only."""
-    if plan.plain["resume"] == "auto":
-        plan.run, finished = find_auto(plan.plain, any_precision="precision" in plan.kept)
-        if plan.run is not None:
-            _meet_stored(plan, plan.run)
-        elif finished is not None:
-            plan.done = _finished(finished, plan.plain)
-        else:
-            plan.plain["resume"] = None
-            check_weights(plan.plain)
-            plan.notes.append("resume=auto: no unfinished run like this one; starting a new run")
-    elif plan.run is not None and plan.run.finished(plan.plain):
-        plan.done = _finished(plan.run, plan.plain)
-    plan.plain["resume"] = str(plan.run.path) if plan.run else None
-    if plan.run:
-        plan.notes.append(f"continuing {plan.run.path}")
-    plan.notes += [f"{key} {show(old)} -> {show(new)}" for key, (old, new) in plan.changed.items()]
-
-
-def _finished(run: RunFolder, plain: Plain) -> str:
-    larger = " and ".join(f"a larger {key}" for key in run.ended_by(plain))
-    return f"{run.path} is finished; {larger} goes on"
-
-
-def open_run(plan: Plan, words: Sequence[str], argv: Sequence[str]) -> RunFolder:
-    """Makes the new run folder, or claims the one to continue and records this start in it."""
-    if plan.run is None:
-        run = RunFolder.create(plan.plain, words, argv)
-        run.lock()
-        return run
-    plan.run.lock()
-    plan.run.write_start(words, argv, plan.changed)
-    if differs := plan.run.write_resumed():
-        plan.notes.append(f"since the run began: {', '.join(differs)}")
-    plan.run.write_config(plan.plain)
-    return plan.run
 
 
 def plan_from_run(

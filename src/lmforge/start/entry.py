@@ -20,12 +20,13 @@ from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder
 from lmforge.config.connection import typed_by_hand
 from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
-from lmforge.config.launch import CONFIG_VARIABLE, RUN_VARIABLE, Launch, end_with_parent, read_launch
+from lmforge.config.launch import CONFIG_VARIABLE, RUN_VARIABLE, Launch, end_with_parent, note_outcome, read_launch
 from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
 from lmforge.config.plain import Plain, dump_yaml, get, to_config
 from lmforge.runs.folder import RunFolder
-from lmforge.runs.plan import Plan, compose_train, continue_run, open_run, plan_from_run, plan_train, settle
+from lmforge.runs.going_on import continue_run, open_run
+from lmforge.runs.plan import Plan, compose_train, plan_from_run, plan_train, settle
 from lmforge.start import helptext
 from lmforge.start.alone import ALONE, plan_alone
 from lmforge.sweep import start as sweep
@@ -137,16 +138,17 @@ class FrontDoor:
     def _settle_run(self, plan: Plan, command: Command) -> None:
         """Finds or makes the run folder on the one process that may. Under an outer launcher this is also the one that
         asks the machine, since others could not tell it of a problem of their own."""
-        if self.launch.external:
-            problems, plan.notes = preflight(plan.plain, only=NEEDED_BY.get(self.name))
-            if problems:
-                raise UsageError(problems)
         if self.name == "train":
             continue_run(plan)
-            if not plan.done:
-                files = (plan.run.config_file, plan.run.exit_file) if plan.run else ()
-                self.before = {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
-                plan.run = open_run(plan, command.words, self.argv)
+        if self.launch.external:
+            problems, notes = preflight(plan.plain, only=NEEDED_BY.get(self.name))
+            if problems:
+                raise UsageError(problems)
+            plan.notes = list(dict.fromkeys([*plan.notes, *notes]))
+        if self.name == "train" and not plan.done:
+            files = (plan.run.config_file, plan.run.exit_file) if plan.run else ()
+            self.before = {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
+            plan.run = open_run(plan, command.words, self.argv)
         for note in plan.notes:
             self._say(note)
 
@@ -171,6 +173,8 @@ class FrontDoor:
         self.run_folder = run
         if self.name == "train" and self.launch.rank == 0:
             run.exit_file.unlink(missing_ok=True)
+        if self.launch.local_rank == 0:
+            note_outcome(None)
         let_idle_threads_sleep()
         try:
             with _announced(self.name, config, run):
@@ -182,8 +186,12 @@ class FrontDoor:
 
     def _note_end(self, code: Exit) -> None:
         """From the first rank, and from any other that fails. A run that was killed has no such note."""
-        if self.name == "train" and self.run_folder is not None and (self.launch.rank == 0 or code):
+        if self.launch.rank != 0 and not code:
+            return
+        if self.name == "train" and self.run_folder is not None:
             self.run_folder.note_end(code)
+        else:
+            note_outcome(code)
 
     def _take_back(self) -> None:
         """A start that is refused leaves a run to be continued as it was, and no new run's folder."""

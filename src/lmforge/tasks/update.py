@@ -122,9 +122,8 @@ class UpdateTask(pl.LightningModule):
 
     def training_step(self, window: Window, batch_index: int) -> None:
         step = self.global_step + 1
-        brought = {field: request() for field, request in self.requests.items()}
         assert self.parallel is not None
-        self.agreed = self.control.agree(Agreed(window["targets"] if self.parallel.speaks else 0, **brought))
+        self.agreed = self._agree(window["targets"] if self.parallel.speaks else 0)
         if step == self.total_steps and self.trainer.val_check_batch not in (None, float("inf")):
             self.trainer.val_check_batch = step  # the last update is always validated
         self.learning_rate = set_learning_rate(self.trainer.strategy.optimizers, self.schedule(step, self.total_steps))
@@ -134,6 +133,16 @@ class UpdateTask(pl.LightningModule):
         self.precision.unscale(self.trainer.strategy.optimizers)
         self.gradient_norm = self._clip()
         self._finish(counted, finite=bool(torch.isfinite(self.gradient_norm)))
+
+    def _agree(self, targets: int) -> Agreed:
+        return self.control.agree(Agreed(targets, **{field: request() for field, request in self.requests.items()}))
+
+    def hear(self, targets: int = 0) -> int:
+        """Agree on what ranks were told since the step, as all of them do at this point of a validation; the sum of
+        `targets`."""
+        heard = self._agree(targets)
+        self.agreed = heard._replace(targets=self.agreed.targets)
+        return heard.targets
 
     def _seed(self, step: int) -> None:
         """Dropout is a function of (seed, rank, step), so an exact resume needs no generator's state."""
@@ -218,7 +227,7 @@ class UpdateTask(pl.LightningModule):
             values = metrics.compute()
             self.latest |= {f"val/{source}/{n}": values[n] for n in ("loss", "bits_per_byte") if n in values}
         self.latest_step = self.global_step
-        self.scored = self.control.agree(Agreed(int(self.val_metrics.targets))).targets
+        self.scored = self.hear(int(self.val_metrics.targets))
 
     def stop(self) -> None:
         """End training after this step; a validation that falls on it still runs."""

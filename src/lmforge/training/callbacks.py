@@ -53,10 +53,11 @@ def make_callbacks(
     }
     named = {name: build(node, **late.get(name, {})) for name, node in entries(cfg.callbacks).items()}
     checkpointing = [callback for callback in named.values() if isinstance(callback, CheckpointCallback)]
-    others = [callback for callback in named.values() if callback not in checkpointing]
+    leaving = [callback for callback in named.values() if isinstance(callback, Preemption)] or [Preemption()]
+    others = [callback for callback in named.values() if callback not in [*checkpointing, *leaving]]
     first: list[pl.Callback] = [Restore(checkpoint)] if checkpoint else [StartFrom(start)] if start else []
     logbook = Logbook(cfg.trainer.log_every_n_steps)
-    return [MemoryGuard(cfg, run), *first, MatmulShare(), logbook, *others, *checkpointing, Preemption()]
+    return [MemoryGuard(cfg, run), *first, MatmulShare(), logbook, *others, *checkpointing, *leaving]
 
 
 def _monitors(cfg: DictConfig, data: TokenWindows) -> dict[str, dict[str, str]]:

@@ -6,10 +6,12 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lmforge.tasks.update import UpdateTask
+from lmforge.training.assemble import warn
 from lmforge.training.checkpoint import Piece
 from lmforge.training.logbook import flush
 from lmforge.training.saving import Keep, Saver, optimizer_pieces, weight_pieces, whole_checkpoints
 
+HEARD_EVERY = 8  # batches of a validation after which ranks agree on what they were told
 DEAD_RANKS_SECONDS = 10.0  # how long a failing rank 0 waits for parts that may never come
 
 
@@ -32,7 +34,7 @@ class CheckpointCallback(pl.Callback):
     ):
         self.folder, self.identity, self.every = Path(folder), identity, every_n_steps
         self.keep = Keep(keep_last, keep_best, monitor, mode)
-        self.saved_step = 0
+        self.saved_step, self.scored = 0, True
         self.saver: Saver | None = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -40,7 +42,7 @@ class CheckpointCallback(pl.Callback):
         self.saver = Saver(self.folder, trainer.global_rank, trainer.world_size, self.keep)
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.saver.clean()
+            self.saver.clean(warn)
         task.control.barrier()
         task.requests["failed"] = self.saver.failed
         task.before_update.append(self.saver.let_change)
@@ -51,11 +53,24 @@ class CheckpointCallback(pl.Callback):
         if task.agreed.failed:
             assert self.saver is not None
             self.saver.settle(task.control)
-        if (task.agreed.stops or self._due(trainer)) and not task.validates(trainer.global_step):
-            self.save(trainer, task)
+        validates = task.validates(trainer.global_step)
+        if task.agreed.stops or (self._due(trainer) and not validates):
+            self.save(trainer, task, scored=not validates)
+
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
+    ) -> None:
+        """A run that is told to stop while it validates saves at once, since it may not be given the time to finish."""
+        task = _task(pl_module)
+        if trainer.state.fn == "fit" and not task.agreed.stops and (batch_idx + 1) % HEARD_EVERY == 0:
+            task.hear()
+            if task.agreed.stops:
+                self.save(trainer, task, scored=False)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         task = _task(pl_module)
+        if not self.scored:  # what was saved in haste is saved again with what was measured
+            self.saved_step, self.scored = 0, True
         if trainer.state.fn == "fit" and (task.agreed.stops or self._due(trainer) or self._improved(task)):
             self.save(trainer, task)
 
@@ -72,14 +87,15 @@ class CheckpointCallback(pl.Callback):
             self.saver.patience = min(self.saver.patience, DEAD_RANKS_SECONDS)
             self.saver.join()
 
-    def save(self, trainer: pl.Trainer, task: UpdateTask) -> None:
-        """Start a save of the present step unless it is there already. Every rank calls this at the same step."""
+    def save(self, trainer: pl.Trainer, task: UpdateTask, scored: bool = True) -> None:
+        """Start a save of the present step unless it is there already; not `scored` = its validation is yet to end.
+        Every rank calls this at the same step."""
         step = trainer.global_step
         if step == self.saved_step:
             return
         assert self.saver is not None
         self.saver.settle(task.control)
-        self.saved_step = step
+        self.saved_step, self.scored = step, scored
         flush(trainer)
         metrics = task.latest if task.latest_step == step else {}
         callbacks = {name: kept for name, c in named_callbacks(trainer).items() if (kept := c.state_dict())}

@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM and SIGUSR1 set a flag, the ranks agree at a step border, save, and leave."""
+"""Being asked to stop: signals and notices set a flag, the ranks agree at a step border, save, and leave."""
 
 import signal
 import threading
@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 
 from lmforge.config.errors import Exit
 from lmforge.tasks.update import UpdateTask
+from lmforge.training.notice import Notice, asks_of
 
 
 class _QuietSignals(_SignalConnector):
@@ -28,12 +29,18 @@ def replace_lightnings_signals(trainer: pl.Trainer) -> None:
 class Preemption(pl.Callback):
     """SIGTERM ends the run with code 143, SIGUSR1 with 85 (requeue), both after a save all ranks took part in.
 
-    Any one rank is enough: the flag travels with the step's agreement. Must come after the checkpoint callback.
+    A notice that the machine will be taken away counts as SIGUSR1: `notice_url` is a word of `CLOUDS` or an address,
+    `notice_file` a file that appears; one rank of each node looks every `notice_seconds`. Any one rank is enough: the
+    flag travels with the step's agreement. Must come after the checkpoint callback.
     """
 
     SIGNALS: ClassVar = {signal.SIGTERM: "terminate", signal.SIGUSR1: "requeue"}
 
-    def __init__(self) -> None:
+    def __init__(
+        self, notice_url: str | None = None, notice_file: str | None = None, notice_seconds: float = 5.0
+    ) -> None:
+        self.asks, self.seconds = asks_of(notice_url, notice_file), notice_seconds
+        self.notice: Notice | None = None
         self.asked: dict[str, int] = dict.fromkeys(self.SIGNALS.values(), 0)
         self.before: dict[signal.Signals, Any] = {}
         self.stopped: Exit | None = None
@@ -44,11 +51,20 @@ class Preemption(pl.Callback):
         pl_module.requests["requeue"] = lambda: self.asked["requeue"]
         if threading.current_thread() is threading.main_thread():
             self.before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        if self.asks and trainer.local_rank == 0:
+            self.notice = Notice(self.asks, self.seconds, lambda: self.asked.update(requeue=1))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked[self.SIGNALS[signal.Signals(number)]] = 1
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self._stop_if_agreed(trainer, pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._stop_if_agreed(trainer, pl_module)
+
+    def _stop_if_agreed(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
         if pl_module.agreed.stops and trainer.global_step < pl_module.total_steps:
             self.stopped = Exit.REQUEUE if pl_module.agreed.requeue else Exit.SIGTERM
@@ -58,3 +74,5 @@ class Preemption(pl.Callback):
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before = {}
+        if self.notice is not None:
+            self.notice.stop()

@@ -164,9 +164,11 @@ class Saver:
         """The exit code that what went wrong here stands for, 0 when nothing did."""
         return 0 if self.error is None else int(exit_code_of(self.error))
 
-    def clean(self) -> None:
-        """Remove what an interrupted save left behind. Rank 0, before any rank saves."""
+    def clean(self, report: Callable[[str], None]) -> None:
+        """Remove what interrupted saves left behind, and name them. Rank 0, before any rank saves."""
         for leftover in self.folder.glob(".step-*"):
+            if leftover.suffix == ".part":
+                report(f"{leftover}: a save that did not come to its end; removed")
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _copies(self, kind: str, pieces: dict[str, Piece]) -> dict[str, Piece]:
