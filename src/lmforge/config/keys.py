@@ -148,6 +148,8 @@ KEYS: dict[str, Key] = {
     "callbacks.*.min_delta": _free(NOT_NEGATIVE),
     "callbacks.*.refresh_seconds": _free(POSITIVE),
     "callbacks.*.warmup_steps": _free(FROM_ZERO),
+    "callbacks.*.step_seconds": _free(POSITIVE),
+    "callbacks.*.first_seconds": _free(POSITIVE),
     "callbacks.*.every_n_validations": _free(COUNT),
     "callbacks.*.prompt": Key("text", resume="free"),
     "callbacks.*.max_new_tokens": _free(COUNT),
