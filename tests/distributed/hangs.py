@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +11,23 @@ import torch
 
 from lmforge.data.windows import Window, Windows
 from lmforge.models.gpt import GPT
+from lmforge.parallel.waits import Waits
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import saving, stall
 from lmforge.training.logbook import Logbook
+from lmforge.training.straggler import Straggler
 
 FOR_EVER = 600.0
 
 
 def here(rank: int) -> bool:
     return int(os.environ["RANK"]) == rank
+
+
+def pause(seconds: float, where: str) -> None:
+    """Sleep, and prove it."""
+    print(f"asleep in {where}", file=sys.stderr, flush=True)
+    time.sleep(seconds)
 
 
 def speak_into(folder: str) -> None:
@@ -57,7 +66,7 @@ def asleep_in_data(rank: int, step: int) -> None:
 
 
 def asleep_in_forward(rank: int, step: int, seconds: float = FOR_EVER) -> None:
-    in_forward(rank, lambda now: now == step, lambda: time.sleep(seconds))
+    in_forward(rank, lambda now: now == step, lambda: pause(seconds, "forward"))
 
 
 def busy_in_forward(rank: int, step: int) -> None:
@@ -138,7 +147,7 @@ def slow_validation(rank: int, seconds: float) -> None:
 
     def slowly(task: UpdateTask, *args: Any) -> None:
         if here(rank):
-            time.sleep(seconds)
+            pause(seconds, "validation")
         score(task, *args)
 
     UpdateTask.validation_step = slowly  # type: ignore[method-assign]
@@ -150,7 +159,34 @@ def slow_writes(rank: int, seconds: float) -> None:
 
     def slowly(*args: Any) -> Any:
         if here(rank):
-            time.sleep(seconds)
+            pause(seconds, "saving")
         return write(*args)
 
     saving.write_pieces = slowly
+
+
+def slow_data(rank: int, seconds: float) -> None:
+    fetch = Windows.__getitem__
+
+    def slowly(windows: Windows, update: int) -> Window:
+        if here(rank):
+            time.sleep(seconds)
+        return fetch(windows, update)
+
+    Windows.__getitem__ = slowly  # type: ignore[method-assign]
+
+
+def reduction_counts_as_computing() -> None:
+    """The gradient is taken to be complete when all ranks' are."""
+    update = Straggler._note_update
+
+    def late(watched: Straggler) -> None:
+        watched._note_gradient(torch.zeros(()))
+        update(watched)
+
+    Straggler._note_update = late  # type: ignore[method-assign]
+
+
+def gathering_counts_as_computing() -> None:
+    """What FSDP's collectives wait is not taken off."""
+    Waits.watch = lambda waits, network: None  # type: ignore[method-assign]

@@ -150,6 +150,7 @@ KEYS: dict[str, Key] = {
     "callbacks.*.warmup_steps": _free(FROM_ZERO),
     "callbacks.*.step_seconds": _free(POSITIVE),
     "callbacks.*.first_seconds": _free(POSITIVE),
+    "callbacks.*.warn_above": _free(POSITIVE),
     "callbacks.*.every_n_validations": _free(COUNT),
     "callbacks.*.prompt": Key("text", resume="free"),
     "callbacks.*.max_new_tokens": _free(COUNT),

@@ -37,6 +37,7 @@ WORDS = {
     "debugger": "a debugger after step {}",
     "elsewhere": "between steps, after step {}",
 }
+MEETING = "lmforge.parallel.control:"
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
@@ -59,14 +60,17 @@ def find_place(thread: int) -> Place:
     """Where a thread of this process is, by its ident."""
     frames = list(_inwards(sys._current_frames().get(thread)))
     stack = [f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_name}" for frame in frames]
+    lines = zip(reversed(frames), reversed(stack), strict=True)
+    own = next((frame for frame, line in lines if _is_own(frame, line)), None)
     fits = (phase for phase, marks in PHASES.items() if any(line.startswith(marks) for line in stack))
-    own = next((frame for frame in reversed(frames) if _is_own(frame.f_code.co_filename)), None)
     return Place(next(fits, "elsewhere"), _line(own) if own else "?", bool(stack) and _is_distributed(stack[-1]))
 
 
-def _is_own(file: str) -> bool:
+def _is_own(frame: FrameType, line: str) -> bool:
+    """Not of a library, and not where the ranks of this project meet: who wanted to meet tells more."""
+    file = frame.f_code.co_filename
     installed = "site-packages" in file or "dist-packages" in file
-    return not installed and not file.startswith((STANDARD_LIBRARY, "<"))
+    return not installed and not file.startswith((STANDARD_LIBRARY, "<")) and not line.startswith(MEETING)
 
 
 def _is_distributed(innermost: str) -> bool:

@@ -100,7 +100,7 @@ def verdict(notes: Sequence[Note], world: int) -> list[str]:
     """The report's lines: who lags where, who waits where, and the likely cause."""
     lagging, cause = find_lagging(notes, world)
     by_rank = {note.rank: note for note in notes}
-    lines = [f"{names(lagging)} lags: no answer"] if cause == "silent" else []
+    lines = [f"{names(lagging)} lag{_s(lagging)}: no answer"] if cause == "silent" else []
     for rank in lagging if cause != "silent" else ():
         note = by_rank[rank]
         lines.append(f"rank {rank} lags (process {note.pid} on {note.host}): {_whereabouts(note)}")
@@ -108,12 +108,16 @@ def verdict(notes: Sequence[Note], world: int) -> list[str]:
     for note in notes:
         if note.rank not in lagging:
             others.setdefault(_whereabouts(note), []).append(note.rank)
-    lines += [f"{names(ranks)} wait{'s' * (len(ranks) == 1)}: {where}" for where, ranks in others.items()]
+    lines += [f"{names(ranks)} wait{_s(ranks)}: {where}" for where, ranks in others.items()]
     return [*lines, f"probable cause: {CAUSES[cause]}"]
 
 
 def _whereabouts(note: Note) -> str:
     return f"{note.said}, {note.line}" + (f", in {note.waits}" if note.waits else "")
+
+
+def _s(ranks: Sequence[int]) -> str:
+    return "s" if len(ranks) == 1 else ""
 
 
 def names(ranks: Iterable[int]) -> str:
