@@ -16,7 +16,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "data": ("lmforge.data.", "lightning.pytorch.loops.fetchers:"),
     "agreement": ("lmforge.parallel.control:agree",),
     "update": ("lmforge.tasks.update:_finish",),
-    "norm": ("lmforge.tasks.update:_clip", "lmforge.parallel.norm:"),
+    "norm": ("lmforge.parallel.parallel:norm", "lmforge.parallel.parallel:clip", "lmforge.parallel.norm:"),
     "backward": ("torch.autograd.graph:_engine_run_backward",),
     "forward": ("lmforge.tasks.update:training_step",),
     "callback": ("lightning.pytorch.trainer.call:_call_callback_hooks",),

@@ -70,8 +70,8 @@ class Straggler(pl.Callback):
         self.complete = self._stamp(), self._waited()
 
     def _note_update(self) -> None:
-        if self.updated is not None and self.complete is not None:
-            complete, waited = self.complete
+        if self.updated is not None:
+            complete, waited = self.complete or (self._stamp(), self._waited())
             self.spans.append(Span(self.before, self.arrived, complete, waited - self.updated[1]))
         self.updated, self.complete = (time.perf_counter(), self._waited()), None
 
