@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lmforge.data.windows import Window, Windows
-from lmforge.models.gpt import GPT
+from lmforge.models.gpt import Block
 from lmforge.parallel.waits import Waits
 from lmforge.tasks.update import UpdateTask
 from lmforge.training import saving, stall
@@ -87,20 +87,31 @@ def slow_forward(rank: int, seconds: float) -> None:
 
 
 def in_forward(rank: int, when: Callable[[int], bool], act: Callable[[], None]) -> None:
-    """Act in the training forward passes of the steps asked for."""
-    seed, forward = UpdateTask._seed, GPT.forward
-    steps = [0]
+    """Act once in the training forward passes of the steps asked for."""
+
+    def acting(hidden: torch.Tensor) -> torch.Tensor:
+        act()
+        return hidden
+
+    _after_a_block(rank, when, acting)
+
+
+def _after_a_block(rank: int, when: Callable[[int], bool], act: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Something done to what the step's first block gives; blocks are there under every layout."""
+    seed, forward, todo = UpdateTask._seed, Block.forward, [False]
 
     def noted(task: UpdateTask, now: int) -> None:
-        steps[0] = now
         seed(task, now)
+        todo[0] = here(rank) and when(now)
 
-    def acting(network: GPT, *args: Any, **more: Any) -> Any:
-        if network.training and here(rank) and when(steps[0]):
-            act()
-        return forward(network, *args, **more)
+    def acting(block: Block, *args: Any, **more: Any) -> Any:
+        hidden = forward(block, *args, **more)
+        if not (todo[0] and block.training):
+            return hidden
+        todo[0] = False
+        return act(hidden)
 
-    UpdateTask._seed, GPT.forward = noted, acting  # type: ignore[method-assign]
+    UpdateTask._seed, Block.forward = noted, acting  # type: ignore[method-assign]
 
 
 class _Asleep(torch.autograd.Function):
@@ -115,19 +126,7 @@ class _Asleep(torch.autograd.Function):
 
 
 def asleep_in_backward(rank: int, step: int) -> None:
-    forward = GPT.forward
-
-    def acting(network: GPT, *args: Any, **more: Any) -> Any:
-        hidden = forward(network, *args, **more)
-        return _Asleep.apply(hidden) if network.training and here(rank) and steps[0] == step else hidden
-
-    seed, steps = UpdateTask._seed, [0]
-
-    def noted(task: UpdateTask, now: int) -> None:
-        steps[0] = now
-        seed(task, now)
-
-    UpdateTask._seed, GPT.forward = noted, acting  # type: ignore[method-assign]
+    _after_a_block(rank, lambda now: now == step, lambda hidden: _Asleep.apply(hidden))
 
 
 def asleep_in_callback(rank: int, step: int) -> None:

@@ -70,15 +70,18 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         ),
         (hangs.asleep_in_forward, "ddp", r"the forward pass of step 4, hangs.py:\d+ in ", "this rank's own computing"),
         slow(hangs.asleep_in_forward, "fsdp", r"the forward pass of step 4, hangs.py:\d+ in ", "this rank's own"),
+        slow(hangs.asleep_in_forward, "pipeline", r"the forward pass of step 4, hangs.py:\d+ in ", "this rank's own"),
+        slow(hangs.asleep_in_forward, "tensor", r"the forward pass of step 4, hangs.py:\d+ in ", "this rank's own"),
         slow(hangs.asleep_in_backward, "ddp", r"the backward pass .* of step 4, hangs.py:\d+ in ", "this rank's own"),
         slow(hangs.busy_in_forward, "ddp", r"the forward pass of step 4, hangs.py:\d+ in spin", "this rank's own"),
         slow(hangs.asleep_in_callback, "ddp", r"a callback after step 4, hangs.py:\d+ in hanging", "the callback on"),
     ],
 )
 def test_the_rank_that_hangs_is_named(runs, hang, strategy, place, cause) -> None:
-    run, said = runs.stalled(partial(hang, 1, 4), words=(f"strategy={strategy}",))
+    run, said = runs.stalled(partial(hang, 1, 4), words=(f"strategy={strategy}", "model.n_kv_head=2"))
     assert re.search(rf"\n  rank 1 lags \(process \d+ on .+\): {place}", said)
-    assert re.search(r"\n  rank 0 waits: .+, in gloo:\w+ number \d+ of \d+ values\n", said)
+    collective = r"(gloo:\w+ number \d+ of \d+ values|a message of another rank)"
+    assert re.search(rf"\n  rank 0 waits: .+, in {collective}\n", said), said
     assert f"\n  probable cause: {cause}" in said
     assert f"the run goes on from step-00000002: python train.py resume={run.path}" in said
     stacks = {file.name: file.read_text() for file in run.path.glob("stall-*/rank-*.txt")}
