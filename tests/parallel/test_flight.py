@@ -3,6 +3,7 @@
 import threading
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -32,9 +33,9 @@ def two_ranks() -> tuple[str | None, dict[str, int]]:
     late = threading.Thread(target=dist.all_reduce, args=(torch.ones(2, 5),))
     if rank == 0:
         late.start()
-        deadline = time.monotonic() + 20
-        while len(flight.recorded()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+    deadline = time.monotonic() + 20
+    while bool(flight.waits_in(flight.recorded())) == rank and time.monotonic() < deadline:
+        time.sleep(0.01)
     entries = flight.recorded()
     found = flight.waits_in(entries), flight.reached(entries)
     if rank == 1:
@@ -49,3 +50,18 @@ def test_two_real_ranks_one_of_which_waits() -> None:
     (waits, reached), (idle, behind) = run_ranks(two_ranks, 2)
     assert waits == "gloo:all_reduce number 2 of 10 values"
     assert (idle, reached, behind) == (None, {"0": 2}, {"0": 1})
+
+
+def one_gpu() -> list[str]:
+    dist.init_process_group("nccl")
+    dist.all_reduce(torch.ones(3, device="cuda"))
+    torch.cuda.synchronize()
+    names = [entry["profiling_name"] for entry in flight.recorded()]
+    dist.destroy_process_group()
+    return names
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a CUDA GPU")
+def test_nccl_is_recorded_too() -> None:
+    assert "nccl:all_reduce" in run_ranks(one_gpu, 1)[0]
