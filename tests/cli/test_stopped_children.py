@@ -51,7 +51,8 @@ def test_a_stopped_child(program, words, lags) -> None:
     assert (run / "exit_code").read_text() == "5\n"
     assert "failed, no progress" in program("lmforge runs").output
     saved = list_checkpoints(run / "checkpoints")[-1].name
-    again = program.train(*words, "resume=auto", f"trainer.max_steps={int(saved[5:]) + 2}")
+    one = ("strategy=single", "trainer.devices=1", "data.num_workers=0")
+    again = program.train(*WATCH, *one, f"resume={run}", f"trainer.max_steps={int(saved[5:]) + 2}")
     assert again.code == 0, again.output
     assert f"resuming    {saved} of " in again.output
 

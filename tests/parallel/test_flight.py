@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,16 +27,21 @@ def test_who_waits() -> None:
     assert flight.reached([entry(1), entry(5)]) == {"0": 5}
 
 
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def two_ranks() -> tuple[str | None, dict[str, int]]:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dist.all_reduce(torch.ones(3))
+    wait_until(lambda: flight.waits_in(flight.recorded()) is None)
     late = threading.Thread(target=dist.all_reduce, args=(torch.ones(2, 5),))
     if rank == 0:
         late.start()
-    deadline = time.monotonic() + 20
-    while bool(flight.waits_in(flight.recorded())) == rank and time.monotonic() < deadline:
-        time.sleep(0.01)
+        wait_until(lambda: flight.waits_in(flight.recorded()) is not None)
     entries = flight.recorded()
     found = flight.waits_in(entries), flight.reached(entries)
     if rank == 1:

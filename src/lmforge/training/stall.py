@@ -18,6 +18,7 @@ import lightning.pytorch as pl
 
 from lmforge.config.aside import write_aside
 from lmforge.config.errors import Exit
+from lmforge.data.workers import ask_workers
 from lmforge.parallel import flight
 from lmforge.runs.folder import RunFolder, list_checkpoints
 from lmforge.tasks.update import UpdateTask
@@ -160,7 +161,8 @@ class StallWatch(pl.Callback):
         if not stack.exists():
             collectives = json.dumps(flight.recorded()[-RECENT:], indent=1)
             write_aside(self.folder / f"collectives-{self.rank:05d}.json", collectives)
-            write_aside(stack, stacks())
+            workers = [f"loader worker {pid}\n{said or '  no answer'}" for pid, said in ask_workers().items()]
+            write_aside(stack, "\n".join([stacks(), *workers]))
         note.write(self.folder)
 
     def _decide(self) -> None:
