@@ -182,11 +182,26 @@ def test_storage_that_hangs_too(tmp_path, monkeypatch, capfd, moves) -> None:
     monkeypatch.setattr(stall.os, "_exit", codes.append)
     monkeypatch.setattr(stall, "GRACE", 0.05)
     beside.watch.first_seconds = 0.1
-    with beside.watch._even_without_storage():
+    with beside.watch._even_if_storage_hangs():
         beside.watch.beats += moves
         time.sleep(0.4)
     assert codes == ([] if moves else [Exit.STALL])
     assert ("the run folder does not answer" in capfd.readouterr().err) == (not moves)
+
+
+def test_a_disk_that_is_full(tmp_path, monkeypatch, capfd) -> None:
+    """Nothing can be written, so nobody can be told; it ends all the same, but not for a folder that has just gone."""
+    beside = Beside(tmp_path, monkeypatch)
+    monkeypatch.setattr(stall, "GRACE", 0.01)
+    beside.watch.first_seconds = 0.2
+    error = OSError(28, "No space left on device")
+    beside.watch._bear(error)
+    beside.watch.hung_since = time.monotonic()
+    beside.watch._bear(error)
+    time.sleep(0.3)
+    with pytest.raises(Ended):
+        beside.watch._bear(error)
+    assert "Stall: rank 0 has no progress, and the run folder cannot be written: [Errno 28]" in capfd.readouterr().err
 
 
 def test_a_run_with_and_without(shards) -> None:

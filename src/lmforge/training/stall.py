@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -91,8 +91,11 @@ class StallWatch(pl.Callback):
             now, progress = time.monotonic(), (self.beats, self.task.micro_batch)
             self.idle = self.idle + min(now - looked, 2 * self.pause) if progress == seen else 0.0
             seen, looked = progress, now
-            with self._even_without_storage(), suppress(OSError):
-                self._look()
+            with self._even_if_storage_hangs():
+                try:
+                    self._look()
+                except OSError as error:
+                    self._bear(error)
         if self.hung_since is not None:
             self._forget()
 
@@ -202,21 +205,33 @@ class StallWatch(pl.Callback):
             watch.end_children(2 * self.pause)
         os._exit(Exit.STALL)
 
+    @property
+    def last_resort(self) -> float:
+        """Seconds after which this rank ends without a word to the others."""
+        return max(self.first_seconds, 2 * GRACE)
+
+    def _bear(self, error: OSError) -> None:
+        """A folder that has just gone is no trouble, a disk that stays full or read-only must keep nobody waiting."""
+        if self.hung_since is not None and time.monotonic() - self.hung_since > self.last_resort:
+            self._leave_alone(f"the run folder cannot be written: {error}")
+
     @contextmanager
-    def _even_without_storage(self) -> Iterator[None]:
-        """When storage hangs, and this thread with it, and the training has not moved either, the run still ends."""
+    def _even_if_storage_hangs(self) -> Iterator[None]:
+        """For then this thread hangs with it."""
         beats = self.beats
 
-        def leave() -> None:
+        def check() -> None:
             if self.beats == beats:
-                said = f"Stall: rank {self.rank} has no progress and the run folder does not answer: {self.folder}"
-                print(f"{said}\n{stacks()}", file=sys.stderr, flush=True)
-                os._exit(Exit.STALL)
+                self._leave_alone(f"the run folder does not answer: {self.folder}")
 
-        last_resort = threading.Timer(max(self.first_seconds, 2 * GRACE), leave)
-        last_resort.daemon = True
-        last_resort.start()
+        timer = threading.Timer(self.last_resort, check)
+        timer.daemon = True
+        timer.start()
         try:
             yield
         finally:
-            last_resort.cancel()
+            timer.cancel()
+
+    def _leave_alone(self, why: str) -> None:
+        print(f"Stall: rank {self.rank} has no progress, and {why}\n{stacks()}", file=sys.stderr, flush=True)
+        os._exit(Exit.STALL)
