@@ -159,7 +159,7 @@ def test_a_collective_that_is_entered_is_progress(beside, monkeypatch) -> None:
 
 def test_a_process_that_was_stopped_has_not_hung(tmp_path, monkeypatch) -> None:
     """Between two of its looks an hour goes by; they add up to two pauses."""
-    beside = Beside(tmp_path, monkeypatch)
+    beside = Beside(tmp_path, monkeypatch, world=2)
     clock = iter([0.0, 3600.0, 7200.0])
     monkeypatch.setattr(stall.time, "monotonic", lambda: next(clock))
     idle: list[float] = []
@@ -173,6 +173,20 @@ def test_a_process_that_was_stopped_has_not_hung(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(beside.watch, "_look", look)
     beside.watch._follow()
     assert idle == [0.0, 0.02]
+
+
+def test_a_process_that_is_alone_touches_no_file_while_it_moves(tmp_path, monkeypatch) -> None:
+    beside = Beside(tmp_path, monkeypatch)
+    looked: list[float] = []
+
+    def look() -> None:
+        looked.append(beside.watch.idle)
+        beside.watch.over.set()
+
+    beside.watch.pause, beside.watch.step_seconds = 0.01, 0.05
+    monkeypatch.setattr(beside.watch, "_look", look)
+    beside.watch._follow()
+    assert looked[0] >= 0.05
 
 
 @pytest.mark.parametrize("moves", [False, True])

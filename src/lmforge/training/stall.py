@@ -91,6 +91,9 @@ class StallWatch(pl.Callback):
             now, progress = time.monotonic(), (self.beats, self.task.micro_batch)
             self.idle = self.idle + min(now - looked, 2 * self.pause) if progress == seen else 0.0
             seen, looked = progress, now
+            if self.world == 1 and self.idle < self.step_seconds:  # nobody else could ask
+                self.hung_since = self.reached = None
+                continue
             with self._even_if_storage_hangs():
                 try:
                     self._look()
