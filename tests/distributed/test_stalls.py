@@ -104,7 +104,7 @@ def test_a_stopped_rank_is_named_by_the_other_and_the_run_goes_on(runs) -> None:
 def test_a_validation_that_hangs(runs) -> None:
     words = ("strategy=ddp", "trainer.val_every_n_steps=3", "callbacks.stall.first_seconds=2")
     _, said = runs.stalled(partial(hangs.slow_validation, 1, hangs.FOR_EVER), words=words)
-    assert re.search(r"rank 1 lags .*: the validation after step 3, hangs.py:\d+ in slowly", said)
+    assert re.search(r"rank 1 lags .*: the validation after step 3, hangs.py:\d+ in pause", said)
 
 
 def test_without_the_watch_the_ranks_would_wait(runs) -> None:
