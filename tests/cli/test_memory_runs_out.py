@@ -13,7 +13,7 @@ from lmforge.training.csvlog import read_rows
 
 WORDS = ["model.vocab_size=16384", "model.d_model=16", "batch.sequences=128", "precision=32-true", "schedule=constant"]
 WORDS += ["trainer.val_every_n_steps=null", "callbacks.samples=null"]
-ROOM = 600 << 20  # bytes: enough for the small micro-batch, less than the large one's logits and their gradient
+ROOM = 680 << 20  # bytes: enough for the small micro-batch and threads, less than the large one's logits and gradient
 
 
 def little_memory() -> None:

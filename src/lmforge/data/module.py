@@ -20,7 +20,7 @@ from lmforge.data.packing import PackedRows
 from lmforge.data.shards import TokenShards, read_manifest
 from lmforge.data.tokenizer import Tokenizer
 from lmforge.data.windows import Order, Rows, Window, Windows
-from lmforge.data.workers import outlast_signals
+from lmforge.data.workers import make_worker
 
 ORDER_VERSION = 1  # changes with the order of samples, so that no run goes on under another order
 
@@ -161,7 +161,7 @@ class TokenWindows(pl.LightningDataModule):
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             prefetch_factor=self.prefetch if self.num_workers else None,
-            worker_init_fn=outlast_signals,
+            worker_init_fn=make_worker,
             generator=torch.Generator().manual_seed(self.seed),  # else its base seed comes from the global stream
         )
 

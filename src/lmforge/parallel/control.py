@@ -1,5 +1,6 @@
 """What the ranks tell each other on the host: one small all-reduce a step, and objects from rank 0."""
 
+import time
 from typing import Any, NamedTuple
 
 import torch
@@ -26,14 +27,13 @@ class Control:
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.group = dist.new_group(backend="gloo") if self.world > 1 else None
+        self.waited = 0.0  # seconds in all that this rank has waited for the others here
 
     def agree(self, mine: Agreed) -> Agreed:
         """Sum what each rank brings; every rank must call this at the same point of the same step."""
         if self.group is None:
             return mine
-        numbers = torch.tensor(mine, dtype=torch.int64)
-        dist.all_reduce(numbers, group=self.group)
-        return Agreed(*numbers.tolist())
+        return Agreed(*self._sum(torch.tensor(mine, dtype=torch.int64)))
 
     def any(self, verdict: bool | int) -> bool:
         """Whether any rank says so."""
@@ -45,7 +45,12 @@ class Control:
             return [number]
         numbers = torch.zeros(self.world, dtype=torch.int64)
         numbers[self.rank] = number
+        return self._sum(numbers)
+
+    def _sum(self, numbers: torch.Tensor) -> list[int]:
+        began = time.perf_counter()
         dist.all_reduce(numbers, group=self.group)
+        self.waited += time.perf_counter() - began
         return numbers.tolist()
 
     def barrier(self) -> None:

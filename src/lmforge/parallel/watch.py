@@ -46,6 +46,7 @@ class Watch:
     def __init__(self) -> None:
         self.deaths: list[Death] = []
         self.watched: set[int] = set()
+        self.children: list[subprocess.Popen[bytes]] = []
         self.changed = threading.Condition()
         self.done = False  # the connection is taken down, so nothing can hang in it
         self.give_up: Callable[[Death], int] = _say_and_fail
@@ -54,6 +55,7 @@ class Watch:
         """Watch a rank; `process` when it is a child of this one."""
         if rank not in self.watched:
             self.watched.add(rank)
+            self.children += [process] if process else []
             name = f"rank-{rank}-watch"
             threading.Thread(target=self._follow, args=(rank, pid, process), name=name, daemon=True).start()
 
@@ -82,6 +84,15 @@ class Watch:
                 os._exit(last_words())
 
         threading.Thread(target=leave, name="last-resort", daemon=True).start()
+
+    def end_children(self, seconds: float) -> None:
+        """Kill the ranks that this process has started and that are still there after that time: a stopped process
+        outlives its parent."""
+        deadline = time.monotonic() + seconds
+        while any(child.poll() is None for child in self.children) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for child in self.children:
+            child.kill()
 
     def _follow(self, rank: int, pid: int, process: "subprocess.Popen[bytes] | None") -> None:
         death = Death(rank, pid, _end_of(pid, process))

@@ -50,6 +50,8 @@ def make_callbacks(
         "early_stopping": monitors.get("early_stopping", {}),
         "throughput": {"every_n_steps": cfg.trainer.log_every_n_steps, "peak_flops": _peak(cfg)},
         "samples": {"seed": cfg.seed},
+        "stall": {"run": run},
+        "straggler": {"every_n_steps": cfg.trainer.log_every_n_steps},
     }
     named = {name: build(node, **late.get(name, {})) for name, node in entries(cfg.callbacks).items()}
     checkpointing = [callback for callback in named.values() if isinstance(callback, CheckpointCallback)]

@@ -22,6 +22,7 @@ from lmforge.training.matmul_share import MatmulShare
 from lmforge.training.progress import clock, human
 from lmforge.training.resources import cpu_seconds, peak_memory_bytes
 from lmforge.training.samples import Samples
+from lmforge.training.straggler import Straggler
 from lmforge.training.throughput import Throughput
 
 
@@ -36,6 +37,8 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
     warnings = speed.warnings(trainer) if speed else []
     matmuls = _callback(trainer, MatmulShare)
     warnings += [matmuls.warning] if matmuls.warning else []
+    straggler = _callback(trainer, Straggler)
+    warnings += [straggler.warning] if straggler and straggler.warning else []
     if lost := sorted(set(task.latest) - set(finite)):
         warnings.append(f"not finite in the last validation: {', '.join(lost)}")
     return {
