@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from lmforge.parallel.exchange import Memory, Traffic, size
+from lmforge.parallel.memory import Memory
+from lmforge.parallel.traffic import Traffic, size
 
 # Gradients of a mean loss lie at the lower end of float16 (6e-8 to 65504); so many times larger they lie in its middle.
 FLOAT16_UNIT = 1024.0

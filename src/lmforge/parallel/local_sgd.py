@@ -1,0 +1,51 @@
+"""Ranks that train apart and meet every few steps (post-local SGD, Lin et al. 2020; DiLoCo, Douillard et al. 2023)."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lmforge.parallel.memory import Memory
+from lmforge.parallel.traffic import Traffic, size
+
+
+class Rounds:
+    """The outer optimizer: SGD with Nesterov momentum on how far the ranks have moved, on average, in a round.
+
+    All ranks have the same weights where a round begins and ends. `outer_lr=1 outer_momentum=0` averages the weights.
+    """
+
+    def __init__(self, network: nn.Module, every: int, outer_lr: float, outer_momentum: float):
+        self.every, self.lr, self.momentum = every, outer_lr, outer_momentum
+        trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.parameters = list(trained.values())
+        self.began: Tensor | None = None  # the weights of the round's begin, all in one row
+        momenta = torch.zeros_like(self._weights())
+        self.momenta = momenta
+        parts = momenta.split([p.numel() for p in self.parameters])
+        named = zip(trained.items(), parts, strict=True)
+        self.memory = Memory(shared={f"local_sgd/momentum/{name}": part.view_as(p) for (name, p), part in named})
+        self.traffic = Traffic(plain=size(self.parameters))
+
+    def begin(self) -> None:
+        """To be called before each update; the first of a round notes where it begins."""
+        if self.began is None:
+            self.began = self._weights()
+
+    @torch.no_grad()
+    def meet(self, steps: int) -> None:
+        """The outer step after `steps` updates. A collective: it waits for all ranks."""
+        assert self.began is not None
+        moved = self.began - self._weights()
+        dist.all_reduce(moved.div_(dist.get_world_size()))
+        self.momenta.mul_(self.momentum).add_(moved)
+        weights = self.began.sub_(moved.add_(self.momenta, alpha=self.momentum), alpha=self.lr)
+        for p, part in zip(self.parameters, weights.split([p.numel() for p in self.parameters]), strict=True):
+            p.copy_(part.view_as(p))
+        self.began = None
+        self.traffic.calls += 1
+        self.traffic.sent = size([moved]) / steps
+
+    def _weights(self) -> Tensor:
+        """A copy of all weights in one row, in float32 or wider."""
+        row = torch.cat([p.detach().flatten() for p in self.parameters])
+        return row if row.dtype == torch.float64 else row.float()
