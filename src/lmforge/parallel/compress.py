@@ -11,10 +11,23 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from lmforge.parallel.memory import Memory
+from lmforge.parallel.precision import ForwardPrecision
 from lmforge.parallel.traffic import Traffic, size
 
 # Gradients of a mean loss lie at the lower end of float16 (6e-8 to 65504); so many times larger they lie in its middle.
 FLOAT16_UNIT = 1024.0
+
+
+def compression(
+    word: str, network: nn.Module, precision: ForwardPrecision, rank: int, start_step: int
+) -> "Compression | None":
+    """What a word of `strategy.compress` means; None for `none`."""
+    scaler = precision.scaler
+    if word == "powersgd":
+        return PowerSGD(network, rank, start_step, scaler.get_scale if scaler.is_enabled() else lambda: 1.0)
+    if word == "fp16":
+        return Rounded(network, torch.float16, 1.0 if scaler.is_enabled() else FLOAT16_UNIT)
+    return Rounded(network, torch.bfloat16) if word == "bf16" else None
 
 
 class Compression:

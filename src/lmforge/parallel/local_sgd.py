@@ -3,8 +3,11 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lmforge.parallel.memory import Memory
+from lmforge.parallel.parallel import Parallel
+from lmforge.parallel.precision import ForwardPrecision
 from lmforge.parallel.traffic import Traffic, size
 
 
@@ -49,3 +52,16 @@ class Rounds:
         """A copy of all weights in one row, in float32 or wider."""
         row = torch.cat([p.detach().flatten() for p in self.parameters])
         return row if row.dtype == torch.float64 else row.float()
+
+
+class Apart(Parallel):
+    """A copy of the network that trains on this rank's gradients alone until the ranks meet."""
+
+    def __init__(self, network: nn.Module, rounds: Rounds):
+        super().__init__(network)
+        self.writes = dist.get_rank() == 0
+        self.rounds, self.memory, self.traffic = rounds, rounds.memory, rounds.traffic
+
+    def update(self, precision: ForwardPrecision, optimizers: list[Optimizer], finite: bool) -> None:
+        self.rounds.begin()
+        super().update(precision, optimizers, finite)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmforge.config.layout import ALONE, Layout
+from lmforge.parallel.compress import compression
+from lmforge.parallel.local_sgd import Apart, Rounds
 from lmforge.parallel.mesh import Mesh
 from lmforge.parallel.norm import local
 from lmforge.parallel.parallel import Parallel, Replicated
@@ -23,15 +25,23 @@ from lmforge.parallel.sharded import Sharded
 class Plan:
     """How the network is laid out: built on the meta device, cut, then filled parameter by parameter."""
 
-    kind: str = "single"  # single | ddp | mesh
+    kind: str = "single"  # single | ddp | local_sgd | mesh
     layout: Layout = ALONE
     reshard_after_forward: bool = True  # mesh: drop gathered weights after the forward pass
     virtual_stages: int = 1  # mesh: stages that each pipeline rank holds
+    static_graph: bool = False  # ddp: a window is one micro-batch
+    compress: str = "none"  # ddp: how gradients travel, none | powersgd | fp16 | bf16
+    rank: int = 4  # powersgd: columns of the factors
+    start_step: int = 0  # powersgd: updates at the start that travel as they are
+    sync_every: int = 1  # local_sgd: updates between two meetings
+    outer_lr: float = 1.0  # local_sgd
+    outer_momentum: float = 0.0  # local_sgd
     activation_checkpointing: int = 0  # recompute every k-th block; 0 none
     compile_backend: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind} ({self.layout})" if self.kind != "single" else self.kind
+        compressed = f", gradients in {self.compress}" if self.compress != "none" else ""
+        return f"{self.kind} ({self.layout}{compressed})" if self.kind != "single" else self.kind
 
     def apply(
         self, network: nn.Module, precision: ForwardPrecision, device: torch.device, seed: int | None
@@ -51,7 +61,10 @@ class Plan:
         if seed is not None:
             initialise(network, seed)
         if self.kind == "ddp":
-            return Replicated(network, device, dist.get_world_size())
+            compress = compression(self.compress, network, precision, self.rank, self.start_step)
+            return Replicated(network, device, dist.get_world_size(), self.static_graph, compress)
+        if self.kind == "local_sgd":
+            return Apart(network, Rounds(network, self.sync_every, self.outer_lr, self.outer_momentum))
         return parallel
 
     def _cut(self, network: nn.Module, precision: ForwardPrecision, device: torch.device) -> Sharded:

@@ -43,14 +43,18 @@ def optimizer_pieces(
     network: nn.Module, optimizers: list[Optimizer], parallel: Parallel | None = None
 ) -> dict[str, Piece]:
     """This rank's pieces of the optimizers' tensors, named `<parameter>/<slot>`."""
+    return _pieces(optimizer_tensors(network, optimizers), parallel)
+
+
+def optimizer_tensors(network: nn.Module, optimizers: list[Optimizer]) -> dict[str, tuple[str, Tensor]]:
+    """`<parameter>/<slot>` -> (parameter, tensor)."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
-    slots = {
+    return {
         f"{names[parameter]}/{slot}": (names[parameter], value)
         for optimizer in optimizers
         for parameter, state in optimizer.state.items()
         for slot, value in state.items()
     }
-    return _pieces(slots, parallel)
 
 
 def _pieces(tensors: Mapping[str, tuple[str, Tensor]], parallel: Parallel | None) -> dict[str, Piece]:
