@@ -40,8 +40,10 @@ class Plan:
     compile_backend: str | None = None
 
     def __str__(self) -> str:
-        compressed = f", gradients in {self.compress}" if self.compress != "none" else ""
-        return f"{self.kind} ({self.layout}{compressed})" if self.kind != "single" else self.kind
+        if self.kind == "single":
+            return self.kind
+        compressed = f", gradients sent as {self.compress}" if self.compress != "none" else ""
+        return f"{self.kind} ({self.layout}{compressed})"
 
     def apply(
         self, network: nn.Module, precision: ForwardPrecision, device: torch.device, seed: int | None

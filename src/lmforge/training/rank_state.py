@@ -91,11 +91,11 @@ class RankState:
         wanted = {name.split("/")[0] for name in (*memory.shared, *memory.own)}
         held = {name.split("/")[0] for name in first.names()} - {"train", "optimizer"}
         if new:
-            report(f"strategy    {some(new)}: not in the checkpoint in this shape, starts anew")
-        if memory.own and not new and not self.same:
-            report(f"strategy    what each of {self.ranks} ranks remembered: every rank goes on with the mean")
-        if held - wanted:
-            report(f"strategy    what {', '.join(sorted(held - wanted))} remembered is left out")
+            report(f"strategy    its memory, from {new[0]} on, is not in the checkpoint in this shape and starts anew")
+        elif memory.own and not self.same:
+            report(f"strategy    every rank goes on with the mean of what the {self.ranks} ranks remembered")
+        if left := ", ".join(sorted(held - wanted)):
+            report(f"strategy    what {left} remembered is left out")
 
 
 def _mean(readers: list[PieceReader], name: str, tensor: Tensor) -> bool:
