@@ -25,14 +25,14 @@ from tiny import compose, metrics, new_run
 
 EVERY = 4
 APART, DDP = f"strategy=local_sgd strategy.sync_every={EVERY}", "strategy=ddp"
-WORDS = [
+WORDS = (
     "trainer.devices=2",
     "batch.sequences=12",
     "trainer.max_steps=8",
     "trainer.log_every_n_steps=4",
     "callbacks.checkpoint.every_n_steps=4",
     "precision=64-true",
-]
+)
 
 
 def settings(shards: Path, strategy: str = APART, *words: str) -> dict[str, Any]:
