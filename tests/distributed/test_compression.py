@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import numpy as np
 import pytest
 import torch
 from jobs import digits, last_checkpoint, stop_after, train_on
 
 from lmforge.config.errors import UsageError
+from lmforge.data.shards import write_shards
 from lmforge.parallel.compress import Compression
 from lmforge.training import resume
 from lmforge.training.checkpoint import PieceReader
@@ -144,3 +146,33 @@ def test_a_memory_of_a_strangers_is_not_trusted(shards) -> None:
     shutil.copy(checkpoint.folder / "weights-00000.safetensors", checkpoint.folder / "local-00000.safetensors")
     with pytest.raises(UsageError, match="is nothing that this version keeps for a rank"):
         RankState(checkpoint, 0, 2).reader(0)
+
+
+def write_text_like(folder: Path) -> Path:
+    """Documents of a random Markov chain, whose loss falls as slowly as a text's."""
+    rng = np.random.default_rng(0)
+    table = rng.dirichlet(np.full(60, 0.1), size=60)
+
+    def document() -> np.ndarray:
+        tokens = [int(rng.integers(60))]
+        for _ in range(rng.integers(20, 200)):
+            tokens.append(int(rng.choice(60, p=table[tokens[-1]])))
+        return np.array([0, *(2 + token for token in tokens), 1])
+
+    return write_shards(
+        folder, {"train": [document() for _ in range(1500)], "val": [document() for _ in range(60)]}, vocab_size=64
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_200_steps_end_near_those_of_ddp(tmp_path) -> None:
+    shards = write_text_like(tmp_path / "text")
+    model = "model.d_model=64 model.d_ff=128 model.n_head=4 model.n_kv_head=2 batch.sequences=32 schedule=wsd"
+    losses = {}
+    for words in ("ddp", "ddp_bf16", "ddp_fp16", "ddp_powersgd strategy.start_step=20"):
+        plain = compose(shards, *WORDS, *model.split(), *f"strategy={words} trainer.max_steps=200".split())
+        (first, _) = train_on(2, plain, new_run(plain).path, seconds=300)
+        losses[words] = first["summary"]["val/loss"]
+    assert losses == {words: pytest.approx(losses["ddp"], rel=0.02) for words in losses}
+    assert losses["ddp"] < 2.8  # it has learnt
