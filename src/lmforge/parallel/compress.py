@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lmforge.parallel.memory import Memory
 from lmforge.parallel.precision import ForwardPrecision
-from lmforge.parallel.traffic import Traffic, size
+from lmforge.parallel.traffic import Traffic, gradient_bytes, size
 
 # Gradients of a mean loss lie at the lower end of float16 (6e-8 to 65504); so many times larger they lie in its middle.
 FLOAT16_UNIT = 1024.0
@@ -38,7 +38,7 @@ class Compression:
 
     def __init__(self, network: nn.Module):
         self.world = dist.get_world_size()
-        self.traffic = Traffic(plain=size(p for p in network.parameters() if p.requires_grad))
+        self.traffic = Traffic(gradient_bytes(network))
         self.memory = Memory()
 
     def register(self, replica: DistributedDataParallel) -> None:

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from lmforge.parallel.memory import Memory
 from lmforge.parallel.parallel import Parallel
 from lmforge.parallel.precision import ForwardPrecision
-from lmforge.parallel.traffic import Traffic, size
+from lmforge.parallel.traffic import Traffic, gradient_bytes, size
 
 
 class Rounds:
@@ -27,7 +27,7 @@ class Rounds:
         parts = momenta.split([p.numel() for p in self.parameters])
         named = zip(trained.items(), parts, strict=True)
         self.memory = Memory(shared={f"local_sgd/momentum/{name}": part.view_as(p) for (name, p), part in named})
-        self.traffic = Traffic(plain=size(self.parameters))
+        self.traffic = Traffic(gradient_bytes(network))
 
     def begin(self) -> None:
         """To be called before each update; the first of a round notes where it begins."""

@@ -15,7 +15,7 @@ from lmforge.parallel.compress import Compression
 from lmforge.parallel.memory import Memory
 from lmforge.parallel.norm import gradients_of, local, wide
 from lmforge.parallel.precision import ForwardPrecision
-from lmforge.parallel.traffic import Traffic, size
+from lmforge.parallel.traffic import Traffic, gradient_bytes
 
 Batch = dict[str, Tensor]
 
@@ -127,8 +127,7 @@ class Replicated(Parallel):
             static_graph=static_graph,
         )
         if compression is None:
-            self.traffic = Traffic(size(network.parameters()))
-            self.traffic.sent = self.traffic.plain
+            self.traffic = Traffic(gradient_bytes(network), sent=gradient_bytes(network))
         else:
             compression.register(self.replica)
             self.traffic, self.memory = compression.traffic, compression.memory

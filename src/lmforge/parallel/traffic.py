@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass
@@ -17,6 +17,10 @@ class Traffic:
     plain: int
     sent: float = 0.0
     calls: int = 0
+
+
+def gradient_bytes(network: nn.Module) -> int:
+    return size(p for p in network.parameters() if p.requires_grad)
 
 
 def size(tensors: Iterable[Tensor]) -> int:

@@ -142,6 +142,11 @@ class UpdateTask(pl.LightningModule):
         """This rank's target tokens, and what its callbacks have to say, for those of all. A collective."""
         return self.control.agree(Agreed(targets, **{field: request() for field, request in self.requests.items()}))
 
+    @property
+    def apart(self) -> bool:
+        """Whether this rank has trained on since the ranks last met, so that its counts are its own."""
+        return self.round is not None and self.round.steps > 0
+
     def _seed(self, step: int) -> None:
         """Dropout is a function of (seed, rank, step), so an exact resume needs no generator's state."""
         seed_streams(self.seed, self.global_rank, step, 1)
