@@ -44,7 +44,7 @@ def in_rounds(make: Callable[[nn.Module], Optimizer], steps: int, every: int, lr
         gradients(net, dist.get_rank(), step)
         optimizer.step()
         if step % every == 0:
-            rounds.meet(every)
+            rounds.meet()
     momenta = [momentum.numpy() for momentum in rounds.memory.shared.values()]
     return [p.detach().numpy() for p in net.parameters()], momenta, rounds.traffic
 

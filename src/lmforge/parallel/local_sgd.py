@@ -35,8 +35,8 @@ class Rounds:
             self.began = self._weights()
 
     @torch.no_grad()
-    def meet(self, steps: int) -> None:
-        """The outer step after `steps` updates. A collective: it waits for all ranks."""
+    def meet(self) -> None:
+        """The outer step. A collective: it waits for all ranks."""
         assert self.began is not None
         moved = self.began - self._weights()
         dist.all_reduce(moved.div_(dist.get_world_size()))
@@ -46,7 +46,7 @@ class Rounds:
             p.copy_(part.view_as(p))
         self.began = None
         self.traffic.calls += 1
-        self.traffic.sent = size([moved]) / steps
+        self.traffic.sent = size([moved]) / self.every
 
     def _weights(self) -> Tensor:
         """A copy of all weights in one row, in float32 or wider."""

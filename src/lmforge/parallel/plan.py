@@ -40,10 +40,9 @@ class Plan:
     compile_backend: str | None = None
 
     def __str__(self) -> str:
-        if self.kind == "single":
-            return self.kind
-        compressed = f", gradients sent as {self.compress}" if self.compress != "none" else ""
-        return f"{self.kind} ({self.layout}{compressed})"
+        how = f", gradients sent as {self.compress}" if self.compress != "none" else ""
+        how = f", ranks meet every {self.sync_every} steps" if self.kind == "local_sgd" else how
+        return f"{self.kind} ({self.layout}{how})" if self.kind != "single" else self.kind
 
     def apply(
         self, network: nn.Module, precision: ForwardPrecision, device: torch.device, seed: int | None

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 class Traffic:
     """Bytes that one rank hands to all-reduces; a ring sends and receives about twice that.
 
-    `plain`: the gradients of one update as they are. `sent`: what the last update took instead; where not every update
-    sends, the average of those since the last that did. `calls`: of the exchange, since the process began.
+    `plain`: the gradients of one update as they are. `sent`: what the last update took instead; its share of a round,
+    where not every update sends. `calls`: of the exchange, since the process began.
     """
 
     plain: int

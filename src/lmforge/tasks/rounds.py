@@ -27,7 +27,7 @@ class Round:
             return False
         task.agreed = task.agree(self.targets)
         task.tokens += task.agreed.targets - self.targets
-        self.rounds.meet(self.steps)
+        self.rounds.meet()
         task.failures = max(task.control.gather(task.failures))
         task.skipped += sum(task.control.gather(self.skipped)) - self.skipped
         self.steps = self.targets = self.skipped = 0
