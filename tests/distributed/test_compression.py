@@ -1,6 +1,7 @@
 """Runs with compressed gradients: what they send, how near they come, and how they go on."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lmforge.training.checkpoint import PieceReader
 from lmforge.training.rank_state import RankState
 from tiny import compose, metrics, new_run
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 WORDS = ("trainer.devices=2", "batch.sequences=12", "trainer.max_steps=8", "callbacks.checkpoint.every_n_steps=4")
 POWER = "strategy=ddp_powersgd strategy.rank=2 strategy.start_step=2"
 
@@ -129,7 +131,7 @@ def note_what_is_said() -> None:
     [
         (POWER, "strategy=ddp", "what powersgd remembered is left out"),
         ("strategy=ddp", POWER, "from powersgd/updates on"),
-        (POWER, f"{POWER} strategy.rank=3", "from powersgd/factor/embed.weight on"),
+        slow(POWER, f"{POWER} strategy.rank=3", "from powersgd/factor/embed.weight on"),
     ],
 )
 def test_another_strategy_goes_on_and_says_so(shards, before, after, said) -> None:

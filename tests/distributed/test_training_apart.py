@@ -24,6 +24,7 @@ from lmforge.training.rank_state import RankState
 from tiny import compose, metrics, new_run
 
 EVERY = 4
+slow = partial(pytest.param, marks=pytest.mark.slow)
 APART, DDP = f"strategy=local_sgd strategy.sync_every={EVERY}", "strategy=ddp"
 WORDS = (
     "trainer.devices=2",
@@ -174,7 +175,7 @@ def forget_momentum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "same"), [((), True), ((forget_own_optimizer,), False), ((forget_momentum,), False)]
+    ("changes", "same"), [((), True), ((forget_own_optimizer,), False), slow((forget_momentum,), False)]
 )
 def test_it_goes_on_with_the_same_digits(shards, changes, same) -> None:
     plain = settings(shards, APART, "model.dropout=0.1")
@@ -190,7 +191,7 @@ def note_what_is_said() -> None:
     resume.report = lambda line: Path("said").write_text(line)
 
 
-@pytest.mark.parametrize(("world", "strategy"), [(3, APART), (2, DDP)])
+@pytest.mark.parametrize(("world", "strategy"), [(3, APART), slow(2, DDP)])
 def test_others_go_on_with_the_optimizer_state_of_the_first_rank(shards, world, strategy) -> None:
     plain = settings(shards)
     folder = new_run(plain).path

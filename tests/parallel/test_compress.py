@@ -47,21 +47,28 @@ def exchange(
     steps: int = 1,
     bucket_mb: float = 25,
     registered: bool = True,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """What a rank has after some updates: its gradients in each, its hook's figures and memory after the last."""
-    dist.init_process_group("gloo")
-    network = Given()
+    dist.init_process_group("gloo" if device == "cpu" else "nccl")
+    network = Given().to(device)
     compression = make(network)
     replica = DistributedDataParallel(network, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
     if registered:
         compression.register(replica)
     seen = []
     for step in range(steps):
-        replica(gradients(dist.get_rank(), step)).backward()
-        seen.append({name: p.grad.clone().numpy() for name, p in network.named_parameters() if p.grad is not None})
+        replica({name: g.to(device) for name, g in gradients(dist.get_rank(), step).items()}).backward()
+        seen.append(
+            {name: p.grad.cpu().clone().numpy() for name, p in network.named_parameters() if p.grad is not None}
+        )
         network.zero_grad(set_to_none=True)
     memory = compression.memory.own | compression.memory.shared
-    return {"seen": seen, "traffic": compression.traffic, "memory": {name: t.numpy() for name, t in memory.items()}}
+    return {
+        "seen": seen,
+        "traffic": compression.traffic,
+        "memory": {name: t.cpu().numpy() for name, t in memory.items()},
+    }
 
 
 def on_two_ranks(*args: Any) -> list[dict[str, Any]]:
@@ -218,3 +225,13 @@ def test_a_loss_scale_that_changes_does_not_reach_the_memory() -> None:
     plain, scaled = on_two_ranks(power, drawn, 4), on_two_ranks(with_scale, growing, 4)
     for step, (ours, theirs) in enumerate(zip(scaled[0]["seen"], plain[0]["seen"], strict=True)):
         assert all(torch.equal(ours[name], theirs[name] * 2.0 ** (step + 3)) for name in SHAPES)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("make", [power, partial(Rounded, dtype=torch.float16, unit=FLOAT16_UNIT)])
+def test_a_gpu_exchanges_as_a_cpu_does(make) -> None:
+    """One rank: streams and futures are what differs there."""
+    (here,), (there,) = (run_ranks(exchange, 1, make, drawn, 3, 0.001, True, device) for device in ("cpu", "cuda"))
+    for ours, theirs in zip(here["seen"], there["seen"], strict=True):
+        assert all(theirs[name] == pytest.approx(ours[name], rel=1e-6, abs=1e-9) for name in SHAPES)
