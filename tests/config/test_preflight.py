@@ -76,6 +76,17 @@ def test_exactly_one_batch_word(compose, words):
             ["strategy=deepspeed", "optimizer=adamw", "strategy.stage=3", "compile=eager", "trainer.devices=2"],
             "strategy.stage=3 compile=eager: weights come and go inside every block; strategy.stage=1|2 can",
         ),
+        (
+            ["strategy=local_sgd", "trainer.devices=2", "trainer.val_every_n_steps=7"],
+            "trainer.val_every_n_steps=7: must be a multiple of strategy.sync_every=10",
+        ),
+        (
+            ["strategy=local_sgd", "trainer.devices=2", "strategy.sync_every=3"],
+            "callbacks.checkpoint.every_n_steps=100: must be a multiple of strategy.sync_every=3, for ranks know of "
+            "each other only where they meet; near: 99 or 102",
+        ),
+        (["strategy=local_sgd", "trainer.devices=2", "precision=16-mixed"], "scale its loss apart; use bf16-mixed"),
+        (["strategy=ddp_bf16", "trainer.devices=2", "precision=bf16-true"], "gradients have 16 bits already"),
         (["trainer.max_steps=null"], "would never end"),
         (["schedule.warmup=500", "trainer.max_steps=400"], "longer than the run (trainer.max_steps=400)"),
         (["trainer.devices=0"], "needs at least 1 device"),
@@ -104,6 +115,9 @@ def test_combinations_that_cannot_be(compose, monkeypatch, words, said):
         ["callbacks.checkpoint.monitor=val/accuracy", "callbacks.checkpoint.mode=max"],
         ["strategy=fsdp", "precision=bf16-mixed"],
         ["strategy=ddp", "precision=16-mixed"],
+        ["strategy=local_sgd", "trainer.devices=2"],
+        ["strategy=local_sgd", "strategy.sync_every=3"],
+        ["strategy=ddp_fp16", "trainer.devices=2", "precision=16-mixed"],
         ["strategy=fsdp", "precision=16-mixed"],
         ["logger=many"],
         [],
@@ -244,6 +258,11 @@ def test_gpt2_is_124_million(compose):
     assert parameter_count(plain) == pytest.approx(124.4e6, rel=0.002)
 
 
+def test_ranks_that_always_meet_are_told_that_this_is_ddp(compose):
+    words = ["strategy=local_sgd", "trainer.devices=2", "strategy.sync_every=1"]
+    assert any("which is ddp: gradients are averaged" in note for note in compose.plan(*words).notes)
+
+
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
@@ -251,6 +270,9 @@ def test_gpt2_is_124_million(compose):
         (["trainer.devices=2"], "ddp"),
         (["strategy=fsdp"], "single"),
         (["strategy=hsdp", "trainer.devices=2"], "mesh"),
+        (["strategy=ddp_powersgd", "trainer.devices=2"], "ddp"),
+        (["strategy=local_sgd", "trainer.devices=2"], "local_sgd"),
+        (["strategy=local_sgd", "trainer.devices=2", "strategy.sync_every=1"], "ddp"),
     ],
 )
 def test_auto_strategy(compose, words, kind):

@@ -58,5 +58,6 @@ def test_a_wrong_step_is_noticed(shards, alone, kind, mutation) -> None:
 
 
 def test_gradients_that_stay_at_home_are_noticed(shards, alone) -> None:
-    wrong = spread(shards, "strategy=ddp trainer.devices=2 trainer.max_steps=2", DOUBLE, jobs.unsynchronised)
+    words = "strategy=ddp trainer.devices=2 trainer.max_steps=2 batch.micro_sequences=2"
+    wrong = spread(shards, words, DOUBLE, jobs.unsynchronised)
     assert differences(wrong, alone(*DOUBLE)[:2], 1e-9)

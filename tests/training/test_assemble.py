@@ -104,6 +104,13 @@ def environment(cfg: Any) -> Any:
     return environment
 
 
+@pytest.mark.parametrize(("words", "static"), [("", True), ("batch.micro_sequences=2", False)])
+def test_the_graph_is_static_where_every_backward_pass_ends_an_update(shards, words, static) -> None:
+    """torch 2.13 would fail, or stop averaging gradients, after backward passes inside `no_sync`."""
+    cfg = to_config(compose(shards, "strategy=ddp", "trainer.devices=2", *words.split()))
+    assert assemble.make_plan(cfg).static_graph == static
+
+
 def test_a_batch_scripts_shell_is_one_process(shards) -> None:
     cfg = to_config(compose(shards))
     os.environ |= SHELL

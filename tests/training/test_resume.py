@@ -1,17 +1,18 @@
 """A run that was killed and resumed equals one that was not, to the last digit."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch import nn
 
 from fits import After, fit, killed
 from lmforge.config.errors import UsageError
 from lmforge.parallel.control import Control
+from lmforge.parallel.parallel import Parallel
 from lmforge.runs.folder import list_checkpoints
 from lmforge.runs.rows import read_rows
 from lmforge.tasks.metrics import TokenMetrics
@@ -19,6 +20,7 @@ from lmforge.tasks.update import UpdateTask
 from lmforge.training import resume
 from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, write_pieces
 from lmforge.training.checkpointing import CheckpointCallback
+from lmforge.training.rank_state import RankState
 from lmforge.training.samples import Samples
 
 TEN = ("trainer.max_steps=10", "model.dropout=0.1", "schedule=cosine", "callbacks.checkpoint.every_n_steps=5")
@@ -101,7 +103,7 @@ def test_what_is_forgotten_is_noticed(shards, whole, owner, name, mutation) -> N
 def test_lost_metric_sums_are_noticed(shards) -> None:
     words = (*TEN, "trainer.log_every_n_steps=4")
     whole = fit(shards, *words).folder
-    with patch.object(resume, "load_local", lambda *args: None):
+    with patch.object(RankState, "load", lambda *args: None):
         assert differences(whole, killed_and_resumed(shards, *words)) == ["metrics.csv"]
 
 
@@ -163,9 +165,9 @@ def test_a_save_before_that_validation_that_stays_is_noticed(shards, monkeypatch
 
 
 def resumed_sums(checkpoint: Checkpoint, rank: int, world: int) -> TokenMetrics:
-    task: Any = SimpleNamespace(train_metrics=TokenMetrics())
-    resume.load_local(task, checkpoint, rank, world)
-    return task.train_metrics
+    metrics = TokenMetrics()
+    RankState(checkpoint, rank, world).load(metrics, Parallel(nn.Linear(1, 1)), print)
+    return metrics
 
 
 @pytest.fixture
@@ -188,10 +190,10 @@ def test_sums_of_a_stranger_are_refused(stored) -> None:
     with pytest.raises(UsageError, match=r"state\.json does not name local-00001\.safetensors"):
         resumed_sums(stored, 0, 1)
     stored.state["world_size"] = 1
-    for name, value in (("train/__class__", torch.tensor(1)), ("train/loss", torch.ones(3))):
+    for name, value in (("train/__class__", torch.tensor(1)), ("train/loss", torch.ones(3)), ("else", torch.ones(3))):
         shape = tuple(value.shape)
         write_pieces(stored.folder, "local", 0, {name: Piece(value, (0,) * value.dim(), shape)})
-        with pytest.raises(UsageError, match="is no metric of this version"):
+        with pytest.raises(UsageError, match="is nothing that this version keeps"):
             resumed_sums(stored, 0, 1)
 
 

@@ -31,7 +31,7 @@ class Clock:
         self.logged: list[dict[str, float]] = []
         self.validating: tuple[int, ...] = ()
         self.task = UpdateTask.__new__(UpdateTask)
-        self.task.__dict__ |= {"tokens": 0, "control": Control()}
+        self.task.__dict__ |= {"tokens": 0, "control": Control(), "round": None}
         monkeypatch.setattr(UpdateTask, "validates", lambda task, step: step in self.validating)
         monkeypatch.setattr(throughput.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(throughput, "log", lambda trainer, values, step: self.logged.append(values))
@@ -67,6 +67,15 @@ def test_every_wait_but_the_first_counts_however_often_it_is_logged(monkeypatch,
     assert speed.seconds == pytest.approx(10 * 1.0 + 9 * 0.25)
     assert speed.data_wait_share == pytest.approx(9 * 0.25 / 12.25)
     assert speed.tokens_per_second == pytest.approx(10_000 / 12.25)
+
+
+def test_ranks_that_train_apart_are_timed_from_a_meeting_on(monkeypatch) -> None:
+    """Before it the counts are one rank's own."""
+    clock = Clock(monkeypatch, every_n_steps=4)
+    clock.task.__dict__["round"] = SimpleNamespace(steps=1)
+    clock.run(3)
+    clock.task.__dict__["round"].steps = 0
+    assert clock.run(8).tokens == 8_000
 
 
 def test_validation_is_no_training_time(monkeypatch) -> None:

@@ -59,12 +59,14 @@ def world(cfg: Any) -> tuple[int, int]:
 
 
 def strategy_kind(cfg: Any) -> str:
-    """What spreads the work: `single` on one device, whatever was asked for; `auto` is ddp on several."""
+    """What spreads the work: `single` on one device, whatever was asked for; `auto` is ddp on several, and so is
+    local_sgd when ranks meet at every step."""
     kind = cfg["strategy"]["kind"]
     devices, nodes = world(cfg)
     if devices * nodes == 1:
         return "single"
-    return "ddp" if kind == "auto" else kind
+    meets_always = kind == "local_sgd" and cfg["strategy"]["sync_every"] == 1
+    return "ddp" if kind == "auto" or meets_always else kind
 
 
 def layout_of(cfg: Any) -> Layout:

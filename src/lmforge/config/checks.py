@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from lmforge.config.batch import batch_plan, strategy_kind, world
 from lmforge.config.connection import check_connection, check_init_method, connection, meeting_point
 from lmforge.config.errors import UsageError
+from lmforge.config.exchange_checks import check_exchange
 from lmforge.config.launch import Launch
 from lmforge.config.layout_checks import check_layout
 from lmforge.config.machine_checks import (
@@ -196,6 +197,7 @@ CONFIG_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (check_connection, ("strategy.process_group_backend", "trainer.accelerator")),
     (check_layout, ("strategy", "precision", "model", "data.context", *DEVICES)),
     (check_zero, ("strategy", "precision", "optimizer", "compile", *DEVICES)),
+    (check_exchange, ("strategy", "precision", "callbacks", "trainer")),
     (_check_length, ("trainer.max_steps", "trainer.max_epochs")),
     (_check_schedule, ("schedule", "trainer.max_steps")),
 )

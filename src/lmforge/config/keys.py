@@ -9,8 +9,9 @@ from lmforge.config.schema import Key
 
 METRICS = ("val/loss", "val/bits_per_byte", "val/perplexity", "val/accuracy")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+STRATEGIES = ("auto", "single", "ddp", "mesh", "deepspeed", "local_sgd")
 PROCESS_GROUP_BACKENDS = ("auto", "nccl", "gloo", "mpi")
-STRATEGIES = ("auto", "single", "ddp", "mesh", "deepspeed")
+COMPRESSIONS = ("none", "powersgd", "fp16", "bf16")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -126,6 +127,12 @@ KEYS: dict[str, Key] = {
     "strategy.timeout_seconds": _free(POSITIVE),
     "strategy.nccl_debug": Key("text", words=("VERSION", "WARN", "INFO", "TRACE"), nullable=True, resume="free"),
     "strategy.stage": Key("int", low=1, high=3, resume="free"),
+    "strategy.compress": Key("text", words=COMPRESSIONS, resume="logged"),
+    "strategy.rank": _logged(COUNT),
+    "strategy.start_step": _logged(FROM_ZERO),
+    "strategy.sync_every": _logged(COUNT),
+    "strategy.outer_lr": _logged(POSITIVE),
+    "strategy.outer_momentum": _logged(SHARE_BELOW_1),
     "precision.word": Key("text", words=PRECISIONS),
     "precision.weights": DTYPE,
     "precision.compute": DTYPE,

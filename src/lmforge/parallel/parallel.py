@@ -11,8 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from lmforge.parallel.compress import Compression
+from lmforge.parallel.memory import Memory
 from lmforge.parallel.norm import gradients_of, local, wide
 from lmforge.parallel.precision import ForwardPrecision
+from lmforge.parallel.traffic import Traffic, gradient_bytes
 
 Batch = dict[str, Tensor]
 State = MutableMapping[str, Tensor]  # of one parameter: slot -> tensor
@@ -52,6 +55,8 @@ class Parallel:
         self.infer: Callable[..., Tensor] = network  # ids and a cache to logits, the same on every rank
         self.names = [name for name, _ in network.named_parameters()]  # of the whole network, whatever is held here
         self.whole = network  # parameters with the shapes that optimizers and checkpoints know
+        self.traffic: Traffic | None = None  # what an update sends; None where nobody counts
+        self.memory = Memory()
 
     def optimizers(self, make: MakeOptimizers) -> list[Optimizer]:
         """What trains the network, before its first step."""
@@ -124,16 +129,33 @@ class Parallel:
 
 
 class Replicated(Parallel):
-    """DDP: one copy a rank, gradients averaged in buckets while backward still runs."""
+    """DDP: one copy a rank, gradients averaged in buckets while backward still runs.
 
-    def __init__(self, network: nn.Module, device: torch.device, world: int):
+    `static_graph` must be False where a window has several micro-batches: torch (2.13) takes the backward passes inside
+    `no_sync` for parts of the first update, and either ends in an assertion or never averages a gradient again.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        device: torch.device,
+        world: int,
+        static_graph: bool = False,
+        compression: Compression | None = None,
+    ):
         super().__init__(network)
         self.size, self.writes = world, dist.get_rank() == 0
         self.replica = self.forward = DistributedDataParallel(
             network,
             device_ids=None if device.type == "cpu" else [device.index],
             gradient_as_bucket_view=True,
+            static_graph=static_graph,
         )
+        if compression is None:
+            self.traffic = Traffic(gradient_bytes(network), sent=gradient_bytes(network))
+        else:
+            compression.register(self.replica)
+            self.traffic, self.memory = compression.traffic, compression.memory
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self.replica.no_sync()

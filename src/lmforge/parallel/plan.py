@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmforge.config.layout import ALONE, Layout
+from lmforge.parallel.compress import compression
 from lmforge.parallel.deepspeed import Zero
+from lmforge.parallel.local_sgd import Apart, Rounds
 from lmforge.parallel.mesh import Mesh
 from lmforge.parallel.norm import local
 from lmforge.parallel.parallel import Parallel, Replicated
@@ -25,17 +27,26 @@ from lmforge.parallel.sharded import Sharded
 class Plan:
     """How the network is laid out: built on the meta device, cut, then filled parameter by parameter."""
 
-    kind: str = "single"  # single | ddp | mesh | deepspeed
+    kind: str = "single"  # single | ddp | local_sgd | mesh | deepspeed
     layout: Layout = ALONE
     reshard_after_forward: bool = True  # mesh: drop gathered weights after the forward pass
     virtual_stages: int = 1  # mesh: stages that each pipeline rank holds
     stage: int = 2  # deepspeed: cuts optimizer state (1), gradients too (2), weights too (3)
+    static_graph: bool = False  # ddp: a window is one micro-batch
+    compress: str = "none"  # ddp: how gradients travel, none | powersgd | fp16 | bf16
+    rank: int = 4  # powersgd: columns of the factors
+    start_step: int = 0  # powersgd: updates at the start that travel as they are
+    sync_every: int = 1  # local_sgd: updates between two meetings
+    outer_lr: float = 1.0  # local_sgd
+    outer_momentum: float = 0.0  # local_sgd
     activation_checkpointing: int = 0  # recompute every k-th block; 0 none
     compile_backend: str | None = None
 
     def __str__(self) -> str:
         kind = f"{self.kind} stage {self.stage}" if self.kind == "deepspeed" else self.kind
-        return f"{kind} ({self.layout})" if kind != "single" else kind
+        how = f", gradients sent as {self.compress}" if self.compress != "none" else ""
+        how = f", ranks meet every {self.sync_every} steps" if self.kind == "local_sgd" else how
+        return f"{kind} ({self.layout}{how})" if kind != "single" else kind
 
     def apply(
         self, network: nn.Module, precision: ForwardPrecision, device: torch.device, seed: int | None
@@ -59,7 +70,10 @@ class Plan:
         if seed is not None:
             initialise(network, seed)
         if self.kind == "ddp":
-            return Replicated(network, device, dist.get_world_size())
+            compress = compression(self.compress, network, precision, self.rank, self.start_step)
+            return Replicated(network, device, dist.get_world_size(), self.static_graph, compress)
+        if self.kind == "local_sgd":
+            return Apart(network, Rounds(network, self.sync_every, self.outer_lr, self.outer_momentum))
         return parallel
 
     def _cut(self, network: nn.Module, precision: ForwardPrecision, device: torch.device) -> Sharded:

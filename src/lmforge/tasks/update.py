@@ -13,10 +13,12 @@ from lmforge.config.errors import NonFinite
 from lmforge.data.randomness import seed_streams
 from lmforge.data.windows import Window
 from lmforge.parallel.control import Agreed, Control
+from lmforge.parallel.local_sgd import Apart
 from lmforge.parallel.parallel import Parallel
 from lmforge.parallel.plan import Plan
 from lmforge.parallel.precision import ForwardPrecision
 from lmforge.tasks.metrics import Counts, TokenMetrics, TokenScores
+from lmforge.tasks.rounds import Round
 
 
 class UpdateTask(pl.LightningModule):
@@ -48,6 +50,7 @@ class UpdateTask(pl.LightningModule):
         self.parallel: Parallel | None = None
         self.train_metrics, self.val_metrics = TokenMetrics(), TokenMetrics()
         self.agreed = Agreed(0)
+        self.round: Round | None = None  # of ranks that train apart
         self.requests: dict[str, Callable[[], int]] = {}  # what callbacks bring to the agreement, by field of `Agreed`
         self.around_gradients: AbstractContextManager[Any] | None = None  # who watches forward and backward passes
         self.before_update: list[Callable[[], None]] = []  # what has to be done before weights change
@@ -101,6 +104,7 @@ class UpdateTask(pl.LightningModule):
             seed = self.seed if self.initialise else None
             self.parallel = self.plan.apply(self.network, self.precision, self.trainer.strategy.root_device, seed)
             self.control = Control()
+            self.round = Round(self.parallel.rounds) if isinstance(self.parallel, Apart) else None
             for metrics in (self.train_metrics, self.val_metrics):
                 metrics.to(self.trainer.strategy.root_device)
 
@@ -123,7 +127,8 @@ class UpdateTask(pl.LightningModule):
     def training_step(self, window: Window, batch_index: int) -> None:
         step = self.global_step + 1
         assert self.parallel is not None
-        self.agreed = self._agree(window["targets"] if self.parallel.speaks else 0)
+        mine = window["targets"] if self.parallel.speaks else 0
+        self.agreed = Agreed(mine) if self.round else self.agree(mine)
         if step == self.total_steps and self.trainer.val_check_batch not in (None, float("inf")):
             self.trainer.val_check_batch = step  # the last update is always validated
         self.learning_rate = set_learning_rate(self.trainer.strategy.optimizers, self.schedule(step, self.total_steps))
@@ -134,15 +139,21 @@ class UpdateTask(pl.LightningModule):
         self.gradient_norm = self._clip()
         self._finish(counted, finite=bool(torch.isfinite(self.gradient_norm)))
 
-    def _agree(self, targets: int) -> Agreed:
+    def agree(self, targets: int) -> Agreed:
+        """This rank's target tokens, and what its callbacks have to say, for those of all. A collective."""
         return self.control.agree(Agreed(targets, **{field: request() for field, request in self.requests.items()}))
 
     def hear(self, targets: int = 0) -> int:
         """Agree on what ranks were told since the step, as all of them do at this point of a validation; the sum of
         `targets`."""
-        heard = self._agree(targets)
+        heard = self.agree(targets)
         self.agreed = heard._replace(targets=self.agreed.targets)
         return heard.targets
+
+    @property
+    def apart(self) -> bool:
+        """Whether this rank has trained on since the ranks last met, so that its counts are its own."""
+        return self.round is not None and self.round.steps > 0
 
     def _seed(self, step: int) -> None:
         """Dropout is a function of (seed, rank, step), so an exact resume needs no generator's state."""
@@ -184,6 +195,8 @@ class UpdateTask(pl.LightningModule):
         self.skipped += not finite
         self.failures = self.failures + 1 if failed else 0
         self._count_step()
+        if self.round and not self.round.ends(self, finite):
+            return
         if self.failures >= self.patience:
             raise NonFinite(
                 f"loss or gradient was not finite in {self.failures} updates in a row, the last one {self.global_step}"

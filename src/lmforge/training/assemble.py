@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config.batch import BatchPlan, layout_of, strategy_kind
+from lmforge.config.batch import BatchPlan, batch_plan, layout_of, strategy_kind
 from lmforge.config.build import build
 from lmforge.config.connection import ENV, connection, meeting_point
 from lmforge.config.errors import UsageError
@@ -51,9 +51,13 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*`isinstance.treespec, LeafSpec.` is deprecated.*")
 
 
-def warn(message: str) -> None:
+def report(message: str) -> None:
     """One line on standard error, from rank 0."""
-    rank_zero_only(print)(f"warning: {message}", file=sys.stderr)
+    rank_zero_only(print)(message, file=sys.stderr)
+
+
+def warn(message: str) -> None:
+    report(f"warning: {message}")
 
 
 def entries(group: DictConfig | None) -> dict[str, DictConfig]:
@@ -143,6 +147,7 @@ def make_task(cfg: DictConfig, data: TokenWindows, steps: int, initialise: bool)
 def make_plan(cfg: DictConfig) -> Plan:
     options = {field.name: cfg.strategy[field.name] for field in fields(Plan) if field.name in cfg.strategy}
     options |= {"kind": strategy_kind(cfg), "layout": layout_of(cfg)}
+    options |= {"static_graph": batch_plan(cfg).accumulation == 1}
     return Plan(
         activation_checkpointing=cfg.trainer.activation_checkpointing,
         compile_backend=cfg.compile.backend,

@@ -3,7 +3,7 @@
     checkpoints/step-00000100/
         weights-00000.safetensors     rank 0's pieces of the weights, under the network's own parameter names
         optimizer-00000.safetensors   `<parameter>/<slot>`
-        local-00000.safetensors       what belongs to that rank alone (its metric sums)
+        local-00000.safetensors       what belongs to that rank alone: its metric sums, what its strategy remembers
         data-00000.json               how far that rank has read its documents, where they are streamed
         state.json                    step, counters, metrics, and bytes and sha256 of every file; written last
 
@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,13 @@ class PieceReader:
                     break  # sorted by their first offset, so all that follow are further away
                 if all(a < b + m and b < a + n for a, n, b, m in zip(offset, size, other, more, strict=True)):
                     raise UsageError(f"{name}: two pieces of it overlap")
+
+    def below(self, prefix: str) -> "PieceReader":
+        """The tensors whose names begin with `prefix`, by the rest of their names."""
+        part = copy(self)
+        part.pieces = {n.removeprefix(prefix): held for n, held in self.pieces.items() if n.startswith(prefix)}
+        part.shapes = {n.removeprefix(prefix): shape for n, shape in self.shapes.items() if n.startswith(prefix)}
+        return part
 
     def check_whole(self, name: str) -> None:
         """Raise UsageError unless the files hold every value: to be asked before memory is taken for a shape that

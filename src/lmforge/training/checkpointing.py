@@ -9,6 +9,7 @@ from lmforge.tasks.update import UpdateTask
 from lmforge.training.assemble import warn
 from lmforge.training.checkpoint import Piece
 from lmforge.training.logbook import flush
+from lmforge.training.rank_state import local_pieces
 from lmforge.training.saving import Keep, Saver, optimizer_pieces, weight_pieces, whole_checkpoints
 
 HEARD_EVERY = 8  # batches of a validation after which ranks agree on what they were told
@@ -131,11 +132,10 @@ def pieces_of(task: UpdateTask, trainer: pl.Trainer) -> dict[str, dict[str, Piec
     """Everything of this rank that a checkpoint holds, by kind of file."""
     assert task.parallel is not None
     task.parallel.settle()
-    sums = {f"train/{name}": getattr(task.train_metrics, name) for name in task.train_metrics._defaults}
     return {
         "weights": weight_pieces(task.network, task.parallel),
         "optimizer": optimizer_pieces(task.network, trainer.strategy.optimizers, task.parallel),
-        "local": {name: Piece(value, (), ()) for name, value in sums.items()},
+        "local": local_pieces(task.train_metrics, task.parallel, trainer.strategy.optimizers),
     }
 
 

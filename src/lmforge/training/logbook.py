@@ -37,6 +37,9 @@ class Logbook(pl.Callback):
             if "loss" in measured:
                 self.train_loss = values["train/loss"] = measured["loss"]
         values |= trainer.datamodule.by_source(step)  # type: ignore[attr-defined]
+        assert task.parallel is not None
+        if task.parallel.traffic is not None:
+            values["comm/bytes_per_step"] = task.parallel.traffic.sent
         if task.skipped:
             values["train/skipped"] = float(task.skipped)
         log(trainer, values, step)

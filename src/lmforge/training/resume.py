@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from lmforge.config.errors import Exit, Requeue, Terminated, UsageError
@@ -17,15 +17,15 @@ from lmforge.data.tokenizer import Tokenizer
 from lmforge.parallel.parallel import Parallel
 from lmforge.runs.exports import is_export
 from lmforge.runs.folder import RunFolder, list_checkpoints
-from lmforge.tasks.metrics import TokenMetrics
 from lmforge.tasks.update import UpdateTask
-from lmforge.training.assemble import warn
+from lmforge.training.assemble import report, warn
 from lmforge.training.checkpoint import Checkpoint, PieceReader
 from lmforge.training.checkpointing import CheckpointCallback, named_callbacks
 from lmforge.training.exported import Exported
 from lmforge.training.preemption import Preemption
+from lmforge.training.rank_state import RankState
 from lmforge.training.saving import Keep, measurable, whole_checkpoints
-from lmforge.training.weights import load_weights, some
+from lmforge.training.weights import load_weights
 
 
 @torch.no_grad()
@@ -53,29 +53,6 @@ def load_optimizers(
         states[parameter_name][slot] = value
 
 
-def load_local(task: UpdateTask, checkpoint: Checkpoint, rank: int, world: int) -> None:
-    """This rank's running sums; with another number of ranks rank 0 takes the sum of all, the others start at zero."""
-    same = checkpoint.state["world_size"] == world
-    mine = [rank] if same else list(range(checkpoint.state["world_size"])) if rank == 0 else []
-    metrics = task.train_metrics
-    for other in mine:
-        for name, value in _local_sums(checkpoint, f"local-{other:05d}.safetensors", metrics).items():
-            current = getattr(metrics, name)
-            setattr(metrics, name, current + value.to(current.device))
-    metrics._update_count = max(metrics._update_count, 1)  # on every rank: to compute them is a collective
-
-
-def _local_sums(checkpoint: Checkpoint, file: str, metrics: TokenMetrics) -> dict[str, Tensor]:
-    """One rank's metric sums out of its file, which may come from a stranger."""
-    if file not in checkpoint.files:
-        raise checkpoint.broken(f"state.json does not name {file}")
-    reader = PieceReader([checkpoint.folder / file])
-    unknown = [name for name in reader.names() if name.removeprefix("train/") not in metrics._defaults]
-    if unknown or any(reader.shapes.values()):
-        raise checkpoint.broken(f"{file}: {some(unknown) if unknown else 'a sum'} is no metric of this version")
-    return {name.removeprefix("train/"): reader.read(name) for name in reader.names()}
-
-
 class Restore(pl.Callback):
     """Puts a run back to where a checkpoint left it, before its first step. Must come before the other callbacks."""
 
@@ -88,8 +65,9 @@ class Restore(pl.Callback):
         assert pl_module.parallel is not None
         network, parallel = pl_module.network, pl_module.parallel
         load_weights(network, self.checkpoint.reader("weights"), parallel)
-        load_optimizers(network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"), parallel)
-        load_local(pl_module, self.checkpoint, trainer.global_rank, trainer.world_size)
+        kept = RankState(self.checkpoint, trainer.global_rank, trainer.world_size)
+        load_optimizers(network, trainer.strategy.optimizers, kept.optimizer(parallel), parallel)
+        kept.load(pl_module.train_metrics, parallel, report)
         pl_module.load_state(state)
         share = trainer.datamodule.plan.layout.place(trainer.global_rank).dp  # type: ignore[attr-defined]
         position = self.checkpoint.position(self.checkpoint.layout.reader(share))

@@ -5,7 +5,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,14 @@ def optimizer_pieces(
 ) -> dict[str, Piece]:
     """This rank's pieces of the optimizers' tensors, named `<parameter>/<slot>`."""
     parallel = parallel or Parallel(network)
-    states = parallel.states(optimizers)
-    slots = ((f"{name}/{slot}", name, value) for name, state in states.items() for slot, value in state.items())
-    return _pieces(slots, parallel)
+    return _pieces(optimizer_tensors(parallel, optimizers), parallel)
+
+
+def optimizer_tensors(parallel: Parallel, optimizers: list[Optimizer]) -> Iterator[tuple[str, str, Tensor]]:
+    """`<parameter>/<slot>`, the parameter, and the tensor of everything that optimizers keep here."""
+    for name, state in parallel.states(optimizers).items():
+        for slot, value in state.items():
+            yield f"{name}/{slot}", name, value
 
 
 def _pieces(tensors: Iterable[tuple[str, str, Tensor]], parallel: Parallel) -> dict[str, Piece]:

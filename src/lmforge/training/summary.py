@@ -56,6 +56,7 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
         "mfu": speed.utilisation(flops) if speed else None,
         "data_wait_share": speed.data_wait_share if speed else None,
         "matmul_dtype_share": matmuls.share,
+        **_traffic(task),
         "peak_memory_bytes": used.memory if used else peak_memory_bytes(trainer.strategy.root_device),
         "cpu_seconds": used.cpu_now() if used else cpu_seconds(),
         "context": data.context,
@@ -115,6 +116,9 @@ def _table(summary: dict[str, Any]) -> Table:
         table.add_row(f"  of which {name}", f"{share:.2%}, read {summary[f'data/{name}/epochs']:.2f} times")
     if summary["skipped"]:
         table.add_row("updates skipped, not finite", str(summary["skipped"]))
+    if summary["comm_bytes_per_step"]:
+        sent, plain = summary["comm_bytes_per_step"], summary["comm_bytes_uncompressed"]
+        table.add_row("bytes sent a step", f"{human(sent)} of {human(plain)} ({sent / plain:.3g}x)")
     speed, mfu, wait = (summary[key] for key in ("tokens_per_second", "mfu", "data_wait_share"))
     table.add_row("tokens per second", human(speed) if speed else "n/a")
     table.add_row("model FLOPs utilisation", f"{mfu:.1%}" if mfu else "n/a")
@@ -122,6 +126,16 @@ def _table(summary: dict[str, Any]) -> Table:
     table.add_row("peak memory", f"{summary['peak_memory_bytes'] / 2**20:.0f} MiB")
     table.add_row("CPU time", clock(summary["cpu_seconds"]))
     return table
+
+
+def _traffic(task: UpdateTask) -> dict[str, float | int | None]:
+    """What one rank gives to the exchange of gradients or weights in a step; None where that is not counted."""
+    traffic = task.parallel.traffic if task.parallel else None
+    return {
+        "comm_bytes_per_step": traffic.sent if traffic else None,
+        "comm_bytes_uncompressed": traffic.plain if traffic else None,
+        "comm_calls": traffic.calls if traffic else None,
+    }
 
 
 def _shares(summary: dict[str, Any]) -> dict[str, float]:

@@ -30,7 +30,7 @@ class Throughput(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, UpdateTask)
-        if self.steps >= self.warmup and self.mark is None:
+        if self.steps >= self.warmup and self.mark is None and not pl_module.apart:
             self.mark = self._now(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
