@@ -6,6 +6,7 @@ import time
 from functools import partial
 
 import jobs
+import mishaps
 import pytest
 from jobs import last_checkpoint, train_on
 
@@ -57,7 +58,7 @@ def test_a_notice_on_one_node_stops_all_ranks_with_one_checkpoint(shards, tmp_pa
     words = (f"callbacks.preemption.notice_file={file}", "callbacks.preemption.notice_seconds=0.01")
     plain = compose(shards, "strategy=fsdp", "trainer.devices=2", "trainer.max_steps=100000", *words)
     folder = new_run(plain).path
-    facts = train_on(2, plain, folder, partial(jobs.touch_at, 1, 4, file))
+    facts = train_on(2, plain, folder, partial(mishaps.touch_at, 1, 4, file))
     (step,) = {rank["step"] for rank in facts}
     assert [rank["stopped"] for rank in facts] == ["Requeue"] * 2
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:08d}"]
@@ -82,6 +83,6 @@ def test_an_error_on_one_rank_does_not_leave_the_other_waiting(shards) -> None:
     plain = compose(shards, "strategy=fsdp", "trainer.devices=2", "callbacks.checkpoint.every_n_steps=1")
     began = time.monotonic()
     with pytest.raises(AssertionError, match="told to fail") as error:
-        train_on(2, plain, new_run(plain).path, partial(jobs.error_at, 1, 4), seconds=30)
+        train_on(2, plain, new_run(plain).path, partial(mishaps.error_at, 1, 4), seconds=30)
     assert "did not end in time" not in str(error.value)
     assert time.monotonic() - began < 25

@@ -5,6 +5,7 @@ import time
 from functools import partial
 
 import jobs
+import mishaps
 import pytest
 
 from lmforge.runs.folder import list_checkpoints
@@ -26,7 +27,7 @@ def told(shards, change, *words: str) -> tuple[str, float]:
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_named_with_what_most_likely_killed_it(shards, strategy, rank) -> None:
-    said, seconds = told(shards, partial(jobs.kill_at, rank, 4), f"strategy={strategy}")
+    said, seconds = told(shards, partial(mishaps.kill_at, rank, 4), f"strategy={strategy}")
     assert f"rank {rank}: died with exit code -9" in said
     death = rf"OutOfMemory: rank {rank} \(process \d+\) (was killed by SIGKILL|is gone without a word) after step 3"
     assert re.search(death, said)
@@ -37,14 +38,14 @@ def test_a_killed_rank_is_named_with_what_most_likely_killed_it(shards, strategy
 
 def test_a_rank_that_ends_with_a_code_of_its_own(shards) -> None:
     """Which it notes in the run folder; whoever started it may have asked for the code before the other rank could."""
-    said, _ = told(shards, partial(jobs.leave_at, 1, 4, 7), "strategy=ddp")
+    said, _ = told(shards, partial(mishaps.leave_at, 1, 4, 7), "strategy=ddp")
     assert re.search(r"RankLost: rank 1 \(process \d+\) ended with exit code 7 after step 3", said)
     assert "memory ran out" not in said
 
 
 def test_a_rank_that_does_not_answer(shards) -> None:
     """The other one waits as long as the time-out says, and no longer."""
-    said, seconds = told(shards, partial(jobs.sleep_at, 1, 4, 15.0), "strategy=ddp", "strategy.timeout_seconds=3")
+    said, seconds = told(shards, partial(mishaps.sleep_at, 1, 4, 15.0), "strategy=ddp", "strategy.timeout_seconds=3")
     assert "RankLost: another rank took no part in an exchange over gloo for 3 s (strategy.timeout_seconds)" in said
     assert "Timed out waiting 3000ms" in said
     assert seconds < 30
@@ -52,7 +53,7 @@ def test_a_rank_that_does_not_answer(shards) -> None:
 
 @pytest.mark.parametrize("where", ["training", "saving"])
 def test_one_rank_without_memory_ends_both(shards, where) -> None:
-    said, seconds = told(shards, partial(jobs.no_memory_at, 1, 4, where), "strategy=fsdp")
+    said, seconds = told(shards, partial(mishaps.no_memory_at, 1, 4, where), "strategy=fsdp")
     assert seconds < 30
     if where == "saving":
         assert "OutOfMemory: rank 1 ran out of memory while it saved step 4" in said
