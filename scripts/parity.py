@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Case:
     world: int
     words: str = ""
     tolerance: float | None = TIGHT  # None: lossy by design, its loss is shown only
+    needs: str | None = None  # a package that may not be there
 
 
 CASES = [
@@ -55,6 +57,11 @@ CASES = [
     Case("pipeline", 2),
     Case("pipeline", 2, "strategy.virtual_stages=2"),
     Case("3d", 8, "batch.micro_sequences=1"),
+    Case("local_sgd", 2, "strategy.sync_every=1"),
+    Case("ddp_bf16", 2, tolerance=None),
+    Case("ddp_fp16", 2, tolerance=None),
+    Case("ddp_powersgd", 2, "strategy.start_step=0", tolerance=None),
+    Case("deepspeed", 2, "precision=32-true", tolerance=1e-4, needs="deepspeed"),
 ]
 
 
@@ -147,6 +154,9 @@ def main() -> int:
         expected = alone(shards)
         for case in CASES:
             if words and case.word not in words:
+                continue
+            if case.needs and find_spec(case.needs) is None:
+                console.print(f"{case.word}: left out, the package {case.needs} is not installed")
                 continue
             console.print(f"{case.word} {case.words} on {case.world} ranks")
             with quiet():
