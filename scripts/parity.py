@@ -1,6 +1,6 @@
 """`make parity`: every strategy beside one process, on real ranks of this machine; a table and reports/parity.json.
 
-Twenty updates in 64-bit numbers at the same global batch. A row fails when its loss or gradient norm leaves the one
+Twenty updates at the same global batch, in 64-bit numbers (DeepSpeed in 32). A row fails when its loss or gradient norm leaves the one
 process's by more than the row allows. Bytes are what a rank hands to collectives in one update, in and out of the
 backward pass: the sum that is reduced, the whole that is gathered or scattered, the message that is sent.
 """
@@ -29,7 +29,7 @@ from tiny import compose, metrics, new_run, train
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = [
-    *("precision=64-true", "batch.sequences=8", "batch.micro_sequences=2", "trainer.max_steps=20"),
+    *("batch.sequences=8", "batch.micro_sequences=2", "trainer.max_steps=20"),
     *("trainer.val_every_n_steps=null", "model.n_layer=4", "model.n_head=4", "model.n_kv_head=2"),
     *("model.tied=true", "model.d_model=64", "model.d_ff=128"),
 ]
@@ -44,6 +44,7 @@ class Case:
     words: str = ""
     tolerance: float | None = TIGHT  # None: lossy by design, its loss is shown only
     needs: str | None = None  # a package that may not be there
+    bits: int = 64
 
 
 CASES = [
@@ -61,7 +62,7 @@ CASES = [
     Case("ddp_bf16", 2, tolerance=None),
     Case("ddp_fp16", 2, tolerance=None),
     Case("ddp_powersgd", 2, "strategy.start_step=0", tolerance=None),
-    Case("deepspeed", 2, "precision=32-true", tolerance=1e-4, needs="deepspeed"),
+    Case("deepspeed", 2, tolerance=1e-4, needs="deepspeed", bits=32),
 ]
 
 
@@ -82,8 +83,8 @@ class Result:
         return self.tolerance is None or max(self.loss, self.gradient_norm) <= self.tolerance
 
 
-def note_bytes(folder: str) -> None:
-    """Runs on a rank: profile one update and leave its bytes in a file."""
+def note_values(folder: str) -> None:
+    """Runs on a rank: profile one update and leave in a file how many values it handed over."""
     step = UpdateTask.training_step
 
     def profiled(task: UpdateTask, window: Any, batch_index: int) -> None:
@@ -92,7 +93,7 @@ def note_bytes(folder: str) -> None:
             step(task, window, batch_index)
         if profile is not None:
             values = sum(map(handed_over, profile.events() or ()))
-            Path(folder, f"bytes-{task.global_rank}").write_text(str(8 * values))  # 64 bits each, the few flags too
+            Path(folder, f"values-{task.global_rank}").write_text(str(values))
 
     UpdateTask.training_step = profiled  # type: ignore[method-assign, assignment]
 
@@ -106,29 +107,31 @@ def handed_over(event: Any) -> int:
 
 @dataclass(frozen=True)
 class Note:
-    """`note_bytes` with its folder, as something that reaches the ranks."""
+    """`note_values` with its folder, as something that reaches the ranks."""
 
     folder: str
 
     def __call__(self) -> None:
-        note_bytes(self.folder)
+        note_values(self.folder)
 
 
 def run(case: Case, shards: Path, expected: list[tuple[float, ...]]) -> Result:
-    plain = compose(shards, *COMMON, f"strategy={case.word}", f"trainer.devices={case.world}", *case.words.split())
+    words = (f"strategy={case.word}", f"trainer.devices={case.world}", f"precision={case.bits}-true")
+    plain = compose(shards, *COMMON, *words, *case.words.split())
     folder = new_run(plain).path
     facts = train_on(case.world, plain, folder, Note(str(folder)))
     rows = metrics(folder, "train/loss", "train/grad_norm")
     assert [row[0] for row in rows] == [row[0] for row in expected], "a step is missing or stands twice"
     loss, norm = (max(abs(a[i] / b[i] - 1.0) for a, b in zip(rows, expected, strict=True)) for i in (1, 2))
     held = max(sum(mine for mine, _ in rank["parameters"].values()) for rank in facts)
-    sent = max(int(file.read_text()) for file in folder.glob("bytes-*"))
-    layout = ", ".join([str(facts[0]["plan"]).removeprefix("mesh ").strip("()"), *case.words.split()])
+    values = max(int(file.read_text()) for file in folder.glob("values-*"))
+    sent = facts[0]["summary"].get("comm_bytes_per_step") or values * case.bits // 8
+    layout = ", ".join([str(facts[0]["plan"]), *case.words.split()])
     return Result(case.word, layout, case.world, loss, norm, case.tolerance, held, held / facts[0]["whole"], sent)
 
 
 def table(results: list[Result]) -> Table:
-    title = "20 updates beside one process: 64-bit, the same global batch; largest relative difference"
+    title = "20 updates beside one process, the same global batch; largest relative difference"
     made = Table(title=title, title_justify="left")
     for name in ("strategy", "layout", "ranks", "loss", "gradient", "weights a rank", "bytes a step", ""):
         made.add_column(name, justify="left" if name in ("strategy", "layout", "") else "right")
@@ -151,7 +154,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         shards, console = text(Path(scratch)), Console(stderr=True)
-        expected = alone(shards)
+        expected = {bits: alone(shards, bits) for bits in (64, 32)}
         for case in CASES:
             if words and case.word not in words:
                 continue
@@ -160,7 +163,7 @@ def main() -> int:
                 continue
             console.print(f"{case.word} {case.words} on {case.world} ranks")
             with quiet():
-                results.append(run(case, shards, expected))
+                results.append(run(case, shards, expected[case.bits]))
     report.parent.mkdir(exist_ok=True)
     report.write_text(json.dumps([asdict(r) | {"passed": r.passed} for r in results], indent=1) + "\n")
     Console(width=None if sys.stdout.isatty() else 130).print(table(results))
@@ -175,8 +178,8 @@ def text(folder: Path) -> Path:
     return write_shards(folder / "shards", {"train": documents[:100], "val": documents[100:]}, vocab_size=60)
 
 
-def alone(shards: Path) -> list[tuple[float, ...]]:
-    plain = compose(shards, *COMMON)
+def alone(shards: Path, bits: int) -> list[tuple[float, ...]]:
+    plain = compose(shards, *COMMON, f"precision={bits}-true")
     folder = new_run(plain).path
     with quiet():
         train(plain, folder)
