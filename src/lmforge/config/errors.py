@@ -52,6 +52,10 @@ class OutOfMemory(ExitError):
     exit_code = Exit.OUT_OF_MEMORY
 
 
+class SaveFailed(ExitError):
+    """A checkpoint could not be written, for want of room or of the right to; those before it stand."""
+
+
 class Requeue(ExitError):
     """The run was preempted after a save and wants to be started again."""
 
