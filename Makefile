@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all test-lowest test-newest bench lint types format docs docs-serve config-reference \
+.PHONY: help setup train test test-all test-lowest test-newest bench faults lint types format docs docs-serve config-reference \
         rename docker-build docker-run clean
 
 help:  ## list the targets
@@ -52,6 +52,9 @@ test-all: $(VENV)/.installed-dev  ## run all tests, the slow ones too
 
 bench: .venv-bench/.installed .venv-core/.installed  ## speed beside the peers, a table and reports/bench.json (ARGS=--quick)
 	.venv-bench/bin/python -m benchmarks $(ARGS)
+
+faults: $(VENV)/.installed  ## every fault once on a real training, a table and reports/faults.json (about five minutes)
+	$(BIN)/python -m lmforge.soak
 
 lint: $(VENV)/.installed-dev  ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -13,8 +13,8 @@ AUDITED = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncat
 
 
 def die_at(number: int, folder: Path, name: str = "") -> None:
-    """End this process before its operation `number` on anything in `folder` that has `name` in its path; writing a file of tensors counts twice,
-    when it is half and when it is wholly written. There is no way back."""
+    """End this process before its operation `number` on anything in `folder` that has `name` in its path. There is no
+    way back. Writing a file of tensors counts twice: when it is half and when it is wholly written."""
     numbers = count(1)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
