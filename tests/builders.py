@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from lmforge.config.batch import BatchPlan
+from lmforge.config.layout import Layout
 from lmforge.data.packing import PackedRows
 from lmforge.data.shards import TokenShards, write_shards
 from lmforge.models.gpt import GPT
@@ -24,7 +25,7 @@ def packed(folder: Path, documents: Sequence[Sequence[int]], context: int, **wri
 
 def batch_plan(sequences: int, micro: int = 1, world: int = 1, context: int = 8) -> BatchPlan:
     accumulation = -(-sequences // (micro * world))
-    return BatchPlan(sequences, micro, accumulation, world, devices=world, nodes=1, context=context)
+    return BatchPlan(sequences, micro, accumulation, Layout(dp=world), devices=world, nodes=1, context=context)
 
 
 def tiny_gpt(seed: int = 1, scale: float = 1.0, **options: Any) -> GPT:

@@ -12,6 +12,7 @@ from benchmarks import contest, corpus, nanogpt, product
 from benchmarks.report import Row, verdict
 from benchmarks.settings import Settings
 from lmforge.config.batch import BatchPlan
+from lmforge.config.layout import Layout
 from lmforge.data.module import TokenWindows
 from lmforge.training.assemble import keep_memory
 
@@ -48,7 +49,7 @@ def _loader(shards: Path, batch: int, context: int, settings: Settings) -> Row:
     keep_memory()
     torch.set_num_threads(1)
     data = TokenWindows(shards, context=context)
-    data.connect(BatchPlan(batch, batch, 1, 1, 1, 1, context), seed=0, samples=10**9)
+    data.connect(BatchPlan(batch, batch, 1, Layout(), 1, 1, context), seed=0, samples=10**9)
     windows: Any = iter(data.train_dataloader())
     tokens = np.memmap(shards / "train-00000.tokens", dtype="<u2", mode="r")
     count = settings.pick(512, 64)

@@ -69,12 +69,12 @@ def test_sweeps(tree, token, meant):
 @pytest.mark.parametrize(
     ("token", "said"),
     [
-        ("strategy=fspd", "did you mean fsdp?; choices: auto, ddp, fsdp, single"),
+        ("strategy=fspd", "did you mean fsdp?; choices: 3d, auto, "),
         ("strategy=ddp,fsdp", "add -m"),
         ("compile=true", "choices: aot_eager, eager, inductor, off"),
         ("optimizer.lr=1e-3,3e-4", "add -m"),
         ("optimizer.lr=[", "cannot be read; allowed: a number above 0"),
-        ("strategy", "has no value; write strategy=auto|ddp|fsdp|single"),
+        ("strategy", "has no value; write strategy=3d|auto|"),
         ("fast", "not of the form key=value"),
         ("hydra.run.dir=x", "Hydra's own settings are fixed"),
     ],

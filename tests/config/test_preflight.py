@@ -62,7 +62,10 @@ def test_exactly_one_batch_word(compose, words):
         (["model.head_dim=31"], "needs an even head_dim"),
         (["model.context=128", "data.context=512", "batch.tokens=512"], "longer than model.context=128"),
         (["strategy=single", "trainer.devices=2"], "choose strategy=ddp or fsdp"),
-        (["strategy=fsdp", "precision=16-true"], "precision=32-true|64-true|bf16-mixed|bf16-true|16-mixed can"),
+        (
+            ["strategy=fsdp", "precision=16-true", "trainer.devices=2"],
+            "precision=32-true|64-true|bf16-mixed|bf16-true|16-mixed can",
+        ),
         (["trainer.max_steps=null"], "would never end"),
         (["schedule.warmup=500", "trainer.max_steps=400"], "longer than the run (trainer.max_steps=400)"),
         (["trainer.devices=0"], "needs at least 1 device"),
@@ -154,7 +157,13 @@ def test_gpt2_is_124_million(compose):
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"), [([], "single"), (["trainer.devices=2"], "ddp"), (["strategy=fsdp"], "fsdp")]
+    ("words", "kind"),
+    [
+        ([], "single"),
+        (["trainer.devices=2"], "ddp"),
+        (["strategy=fsdp"], "single"),
+        (["strategy=hsdp", "trainer.devices=2"], "mesh"),
+    ],
 )
 def test_auto_strategy(compose, words, kind):
     assert strategy_kind(compose.plain(*words)) == kind

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from lmforge.data import module
 from lmforge.data.packing import PackedRows
 from lmforge.data.windows import Window, Windows
 from lmforge.parallel.control import Agreed, Control
-from lmforge.parallel.plan import Parallel, Plan
+from lmforge.parallel.parallel import Parallel
+from lmforge.parallel.plan import Plan
 from lmforge.runs.folder import list_checkpoints
 from lmforge.runs.rows import read_rows
 from lmforge.tasks.causal_lm import CausalLM
@@ -115,7 +115,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def wrong_scale() -> None:
     """The factor that undoes the averaging over ranks is forgotten."""
     apply = Plan.apply
-    Plan.apply = lambda *args: replace(apply(*args), size=1)  # type: ignore[method-assign]
+
+    def one(*args: Any) -> Parallel:
+        parallel = apply(*args)
+        parallel.size = 1
+        return parallel
+
+    Plan.apply = one  # type: ignore[method-assign]
 
 
 def unsynchronised() -> None:
@@ -123,7 +129,9 @@ def unsynchronised() -> None:
 
     def never(self: Plan, *args: Any) -> Parallel:
         parallel = apply(self, *args)
-        return replace(parallel, sync=lambda last: parallel.sync(False))
+        sync = parallel.sync
+        parallel.sync = lambda last: sync(False)  # type: ignore[method-assign]
+        return parallel
 
     apply, Plan.apply = Plan.apply, never  # type: ignore[method-assign]
 

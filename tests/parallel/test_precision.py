@@ -10,7 +10,7 @@ from torch import nn
 
 from builders import random_ids, tiny_gpt
 from fits import fit, score
-from lmforge.models import gpt
+from lmforge.models.attention import attend
 from lmforge.parallel.precision import ForwardPrecision
 from lmforge.runs.folder import list_checkpoints
 from lmforge.training.checkpoint import Checkpoint
@@ -32,17 +32,15 @@ def precision(word: str) -> ForwardPrecision:
 
 
 @pytest.mark.parametrize(("word", "dtypes"), DTYPES.items())
-def test_a_word_means_its_dtypes_in_words_and_in_deed(monkeypatch, word, dtypes) -> None:
+def test_a_word_means_its_dtypes_in_words_and_in_deed(word, dtypes) -> None:
     weights, compute = dtypes
     plugin, network, seen = precision(word), tiny_gpt(), []
     assert (plugin.weights, plugin.compute) == dtypes
     assert plugin.describe().startswith(f"weights {str(weights)[6:]}, compute {str(compute)[6:]}, gradient reduction")
     assert plugin.scaler.is_enabled() == (word == "16-mixed")
     plugin.apply(network, sharded=False)
-    attend = gpt.attend
-    monkeypatch.setattr(
-        gpt, "attend", lambda q, k, v, *a, **b: seen.append({x.dtype for x in (q, k, v)}) or attend(q, k, v, *a, **b)
-    )
+    for block in network.blocks.values():
+        block.attention.attend = lambda *a, **b: seen.append({x.dtype for x in a[:3]}) or attend(*a, **b)
     logits = network(random_ids(1, 8))
     logits.float().square().mean().backward()
     assert logits.dtype == compute

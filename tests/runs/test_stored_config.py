@@ -46,7 +46,7 @@ def test_the_stored_config_is_the_base(compose, run):
 def test_changes_that_take_effect_are_said(compose, run):
     plan = resumed(compose, run, "optimizer.lr=3e-4", "trainer.max_steps=20", "strategy=fsdp", "schedule=cosine")
     assert plan.plain["optimizer"]["lr"] == 0.0003
-    assert plan.plain["strategy"] == {"kind": "fsdp", "reshard_after_forward": True}
+    assert plan.plain["strategy"]["reshard_after_forward"] is True
     assert "decay" not in plan.plain["schedule"]
     assert "optimizer.lr 0.001 -> 0.0003" in plan.notes
     assert "trainer.max_steps 10 -> 20" in plan.notes

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from builders import random_ids, tiny_gpt
 from lmforge.config.errors import NonFinite
+from lmforge.parallel.parallel import Parallel
 from lmforge.parallel.plan import Plan
 from lmforge.parallel.precision import ForwardPrecision
 from lmforge.tasks.metrics import Counts
@@ -210,6 +211,7 @@ def test_clipping_is_torchs(limit) -> None:
     task = Scripted(clip_norm=limit)
     task.network = tiny_gpt(scale=5.0)
     task.network(random_ids(2, 8)).square().mean().backward()
+    task.parallel = Parallel(task.network)
     parameters = list(task.network.parameters())
     before = [p.grad.clone() for p in parameters]
     norm = task._clip()
@@ -228,6 +230,7 @@ def test_the_norm_of_16_bit_gradients_is_that_of_float32_copies(dtype, size) -> 
     task.network = tiny_gpt().to(dtype)
     for p in task.network.parameters():
         p.grad = torch.full_like(p, size)
+    task.parallel = Parallel(task.network)
     expected = torch.nn.utils.get_total_norm([p.grad.float() for p in task.network.parameters()])
     norm = task._clip()
     assert norm.dtype == torch.float32

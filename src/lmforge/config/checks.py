@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from lmforge.config.batch import batch_plan, strategy_kind, world
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import Launch
+from lmforge.config.layout_checks import check_layout
 from lmforge.config.machine_checks import (
     MACHINE_CHECKS,
     Check,
@@ -100,7 +101,7 @@ def _check_strategy(cfg: Plain) -> None:
         problems.append(
             f"strategy=single: one device only, but {devices} devices x {nodes} nodes; choose strategy=ddp or fsdp"
         )
-    if kind == "fsdp" and word not in FSDP_PRECISIONS:
+    if kind == "mesh" and word not in FSDP_PRECISIONS:
         problems.append(
             f"strategy=fsdp precision={word}: gradients are cut up and summed in float16, where they overflow; "
             f"precision={'|'.join(FSDP_PRECISIONS)} can, or strategy=single|ddp with {word}"
@@ -175,6 +176,7 @@ CONFIG_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (_check_context, ("data.context", "model.context")),
     (_check_modes, ("callbacks",)),
     (_check_strategy, ("strategy", "precision", *DEVICES)),
+    (check_layout, ("strategy", "precision", "model", "data.context", *DEVICES)),
     (_check_length, ("trainer.max_steps", "trainer.max_epochs")),
     (_check_schedule, ("schedule", "trainer.max_steps")),
 )
@@ -183,6 +185,7 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
     "evaluate": (
         _check_devices,
         _check_strategy,
+        check_layout,
         check_accelerator,
         check_gpus,
         check_data,

@@ -9,7 +9,7 @@ from lmforge.config.schema import Key
 
 METRICS = ("val/loss", "val/bits_per_byte", "val/perplexity", "val/accuracy")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-STRATEGIES = ("auto", "single", "ddp", "fsdp")
+STRATEGIES = ("auto", "single", "ddp", "mesh")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -113,7 +113,13 @@ KEYS: dict[str, Key] = {
     "schedule.final": Key("float", low=0, high=1, resume="logged"),
     # strategy, precision, compile
     "strategy.kind": Key("text", words=STRATEGIES, resume="free"),
+    "strategy.dp": Key("int", low=1, words=("auto",), resume="free"),
+    "strategy.shard": Key("int", low=1, words=("all", "node"), resume="free"),
+    "strategy.tp": _free(COUNT),
+    "strategy.pp": _free(COUNT),
+    "strategy.cp": _free(COUNT),
     "strategy.reshard_after_forward": _free(FLAG),
+    "strategy.virtual_stages": _free(COUNT),
     "precision.word": Key("text", words=PRECISIONS),
     "precision.weights": DTYPE,
     "precision.compute": DTYPE,

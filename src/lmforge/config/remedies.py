@@ -26,7 +26,7 @@ def remedies(cfg: dict[str, Any]) -> list[Remedy]:
 
 def _keep_the_run(cfg: dict[str, Any], plan: BatchPlan) -> list[Remedy]:
     found, kind = [], strategy_kind(cfg)
-    share = plan.sequences // plan.world
+    share = plan.sequences // plan.dp
     if smaller := [n for n in range(1, plan.micro // 2 + 1) if share % n == 0]:
         micro = max(smaller)
         effect = f"the same global batch in {share // micro} parts instead of {plan.accumulation}"
@@ -37,7 +37,7 @@ def _keep_the_run(cfg: dict[str, Any], plan: BatchPlan) -> list[Remedy]:
     if kind == "ddp":
         effect = f"weights, gradients and optimizer state cut over {plan.world} processes instead of copied"
         found.append(Remedy("strategy=fsdp", effect))
-    if kind == "fsdp" and not cfg["strategy"].get("reshard_after_forward", True):
+    if kind == "mesh" and not cfg["strategy"]["reshard_after_forward"]:
         found.append(Remedy("strategy.reshard_after_forward=true", "gathered weights are dropped after use"))
     if kind == "single" and (devices := _more_gpus(cfg, plan)):
         effect = "weights, gradients, optimizer state and batch cut over this machine's GPUs"

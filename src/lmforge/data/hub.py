@@ -111,7 +111,7 @@ class StreamedData(TokenWindows):
             raise UsageError(
                 f"resume: the checkpoint of step {first} does not hold where rank {rank} was in its stream"
             )
-        stream = self._stream(rank, plan.world, self.positions[first])
+        stream = self._stream(rank, plan.dp, self.positions[first])
         windows = StreamedWindows(stream, plan, rank, range(first, last), self.positions)
         self.train_loader = TimedLoader(DataLoader(windows, batch_size=None, pin_memory=self.pin_memory))
         return self.train_loader

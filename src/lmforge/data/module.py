@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lmforge.config.batch import BatchPlan
 from lmforge.config.errors import UsageError
+from lmforge.config.layout import Layout
 from lmforge.config.plain import hash_of
 from lmforge.data.corpora import stdlib_shards, text_shards
 from lmforge.data.order import SampleOrder
@@ -131,7 +132,7 @@ class TokenWindows(pl.LightningDataModule):
     def scored(self, rows: PackedRows) -> tuple[PackedRows, SampleOrder, BatchPlan, int, int]:
         """What `Windows` over rows to score are made of."""
         rank, plan = self._share()
-        plan = replace(plan, sequences=plan.micro * plan.world, accumulation=1)
+        plan = replace(plan, sequences=plan.micro * plan.dp, accumulation=1)
         return rows, SampleOrder(len(rows), 0, shuffle=False), plan, rank, len(rows)
 
     def has(self, split: str) -> bool:
@@ -142,13 +143,13 @@ class TokenWindows(pl.LightningDataModule):
         return [name for name, facts in self.manifest["splits"].items() if facts["tokens"] > 1]
 
     def _share(self) -> tuple[int, BatchPlan]:
-        """This process's rank and the plan for as many ranks as there really are."""
+        """Which of the plan's shares of the data this process reads, and the plan for as many as there really are."""
         trainer = self.trainer
         rank, world = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
         if world == self.plan.world:
-            return rank, self.plan
+            return self.plan.layout.place(rank).dp, self.plan
         accumulation = -(-self.plan.sequences // (world * self.plan.micro))
-        return rank, replace(self.plan, world=world, accumulation=accumulation)
+        return rank, replace(self.plan, layout=Layout(dp=world), devices=world, nodes=1, accumulation=accumulation)
 
     def _loader(self, windows: "Dataset[Window]", updates: Sequence[int]) -> "Loader":
         if not (self.num_workers or self.pin_memory):

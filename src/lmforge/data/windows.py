@@ -72,12 +72,12 @@ class Windows(Dataset[Window]):
     def numbers(self, updates: int | Integers) -> Integers:
         """Global sample numbers `[windows * accumulation, micro]` of this rank, `EMPTY` where there is none."""
         plan = self.plan
-        slots = np.arange(plan.accumulation * plan.world * plan.micro)
+        slots = np.arange(plan.accumulation * plan.dp * plan.micro)
         first = self.start_sample + (np.atleast_1d(updates)[:, None] - self.start_update) * plan.sequences
         number = np.where(slots < plan.sequences, first + slots, EMPTY)
         if self.samples is not None:
             number = np.where(number < self.samples, number, EMPTY)
-        return number.reshape(-1, plan.world, plan.micro)[:, self.rank]
+        return number.reshape(-1, plan.dp, plan.micro)[:, self.rank]
 
     def __getitem__(self, update: int) -> Window:
         if not 0 <= (at := update - self.built_from) < len(self.built):

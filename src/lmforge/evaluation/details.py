@@ -54,6 +54,7 @@ class Details(pl.Callback):
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        assert isinstance(pl_module, UpdateTask)
         if self.sums is None:
             return
         if self.windows is None or self.of_document is None:
@@ -64,7 +65,14 @@ class Details(pl.Callback):
             assert isinstance(self.windows.rows, PackedRows)
             documents = label_documents(self.windows.rows, self.windows.numbers(batch_idx).ravel())
             domain = self.of_document[documents].ravel()
-        self.here = torch.from_numpy(domain).to(pl_module.device)
+        self.here = self._shared(domain, batch["micro_batches"], pl_module)
+
+    def _shared(self, domain: Integers, micro_batches: list[dict[str, torch.Tensor]], task: UpdateTask) -> torch.Tensor:
+        """Domains of the places that this rank computes, as the micro-batches lie."""
+        assert task.parallel is not None
+        rows = torch.from_numpy(domain).view(-1, micro_batches[0]["labels"].shape[1]).to(task.device)
+        parts = rows.split([len(each["labels"]) for each in micro_batches])
+        return torch.cat([task.parallel.share({"labels": part})["labels"].flatten() for part in parts])
 
     def _watch(self, scores: TokenScores) -> None:
         if self.reliability is not None:

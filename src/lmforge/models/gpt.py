@@ -6,6 +6,7 @@ trained network can be exported to that architecture. Nothing here knows of Ligh
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +55,7 @@ class Attention(nn.Module):
     def __init__(self, layer: int, d_model: int, n_head: int, n_kv_head: int, head_dim: int, qk_norm: bool, bias: bool):
         super().__init__()
         self.layer, self.head_dim = layer, head_dim
+        self.attend = attend
         self.q = nn.Linear(d_model, n_head * head_dim, bias=bias)
         self.k = nn.Linear(d_model, n_kv_head * head_dim, bias=bias)
         self.v = nn.Linear(d_model, n_kv_head * head_dim, bias=bias)
@@ -71,7 +73,7 @@ class Attention(nn.Module):
             q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-        y = attend(q, k, v, mask, causal=time > 1)
+        y = self.attend(q, k, v, mask, causal=time > 1)
         return self.out(y.transpose(1, 2).reshape(batch, time, -1))
 
 
@@ -93,6 +95,15 @@ class FeedForward(nn.Module):
 
 class Block(nn.Module):
     """Attention and feed-forward, each with a residual; norms come before each branch (`pre`) or after the sum."""
+
+    # For tensor parallelism: what each layer is to those that share it, and the branches that need whole sequences.
+    tensor_plan: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("attention.q", "attention.k", "attention.v", "ff.gate", "ff.up"), "columns"),
+        **dict.fromkeys(("attention.out", "ff.down"), "rows"),
+        **dict.fromkeys(("attention.q_norm", "attention.k_norm"), "heads"),
+        **dict.fromkeys(("attention_norm", "ff_norm"), "sequence"),
+    }
+    gathers: ClassVar[tuple[str, ...]] = ("attention", "ff")
 
     def __init__(
         self, attention: Attention, ff: FeedForward, norms: tuple[nn.Module, nn.Module], pre: bool, drop: float
@@ -122,6 +133,12 @@ class GPT(nn.Module):
     """
 
     block_class: type[Block] = Block
+    tensor_plan: ClassVar[dict[str, str]] = {
+        "embed": "vocabulary",
+        "position": "positions",
+        "norm": "sequence",
+        "head": "columns",
+    }
 
     def __init__(
         self,
@@ -148,6 +165,7 @@ class GPT(nn.Module):
         self.head_dim = head_dim or d_model // n_head
         self.rope_base = rope_base if positions == "rope" else None
         self.dropout = dropout
+        self.mask = document_mask
 
         def make_norm() -> nn.Module:
             return nn.RMSNorm(d_model, eps=1e-6) if norm == "rms" else nn.LayerNorm(d_model, bias=bias)
@@ -163,6 +181,7 @@ class GPT(nn.Module):
             )
         self.norm = make_norm()
         self.head = None if tied else nn.Linear(d_model, vocab_size, bias=False)
+        self.matmul_parameters = self._matmul_parameters()  # a pipeline will take blocks away
 
     def forward(
         self,
@@ -171,28 +190,36 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         cache: Cache | None = None,
         score: Score | None = None,
+        layers: range | None = None,
     ) -> Tensor:
         """Logits for every position, or what `score` makes of the last hidden state `[batch, time, d_model]` and the
         head, so that not all logits need exist at once. `doc_ids` keeps documents of a packed row apart, `positions`
         restart with them.
 
-        With a `cache` the ids continue what the cache holds (one document, the same length for the whole batch).
+        With a `cache` the ids continue what the cache holds (one document, the same length for the whole batch). With
+        `layers` only these blocks run: later ones take hidden states for ids, all but the last give hidden states.
         """
-        start = cache.length if cache is not None else 0
+        layers = range(self.n_layer) if layers is None else layers
         if positions is None:
+            start = cache.length if cache is not None else 0
             positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)[None]
-        x = self.embed(input_ids)
+        x = input_ids if layers.start else self._embed(input_ids, positions)
+        rope = self._rope(positions, x.dtype, cache)
+        mask = self.mask(doc_ids).to(x.dtype) if doc_ids is not None else None
+        for layer in layers:
+            x = self.blocks[str(layer)](x, rope, mask, cache)
+        if layers.stop < self.n_layer:
+            return x
+        if cache is not None:
+            cache.length += positions.shape[1]
+        x = self.norm(x)
+        return self.logits(x) if score is None else score(x, self.logits)
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.embed(ids)
         if self.position is not None:
             x = x + self.position(positions)
-        x = F.dropout(x, self.dropout, self.training)
-        rope = self._rope(positions, x.dtype, cache)
-        mask = document_mask(doc_ids).to(x.dtype) if doc_ids is not None else None
-        for block in self.blocks.values():
-            x = block(x, rope, mask, cache)
-        if cache is not None:
-            cache.length += input_ids.shape[1]
-        x = self.norm(x)
-        return self._logits(x) if score is None else score(x, self._logits)
+        return F.dropout(x, self.dropout, self.training)
 
     def _rope(self, positions: Tensor, dtype: torch.dtype, cache: Cache | None) -> tuple[Tensor, Tensor] | None:
         """Of these positions; with a cache all of its positions' are made once."""
@@ -207,8 +234,22 @@ class GPT(nn.Module):
         end = cache.length + positions.shape[1]
         return cos[:, :, cache.length : end], sin[:, :, cache.length : end]
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.embed.weight.to(x.dtype)) if self.head is None else self.head(x)
+
+    def keep(self, layers: set[int]) -> None:
+        """Drop what a process that runs only these blocks has no use for; a tied embedding is also the head."""
+        for layer in set(range(self.n_layer)) - layers:
+            del self.blocks[str(layer)]
+        first, last = 0 in layers, self.n_layer - 1 in layers
+        tied = self.head is None
+        if not first:
+            self.position = None
+        if not first and not (last and tied):
+            del self.embed
+        if not last:
+            del self.norm
+            self.head = None
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """The starting value of the whole parameter `name`: a function of the name and the generator alone.
@@ -221,7 +262,7 @@ class GPT(nn.Module):
             return torch.ones(shape)
         return torch.empty(shape).normal_(0.0, 0.02, generator=generator)
 
-    def matmul_parameters(self) -> int:
+    def _matmul_parameters(self) -> int:
         """Parameters that take part in a matmul for every token (the embedding look-up does none unless tied)."""
         matrices = sum(p.numel() for name, p in self.named_parameters() if p.dim() == 2 and "embed" not in name)
         table = self.embed.weight.numel() if self.head is None else 0
@@ -234,4 +275,4 @@ class GPT(nn.Module):
         Attention counts two matmuls over on average `time / 2` keys: 3 x 2 x 2 x time/2 x heads x head_dim a layer.
         """
         attention = 6 * self.n_layer * self.n_head * self.head_dim * time
-        return 6 * self.matmul_parameters() + attention
+        return 6 * self.matmul_parameters + attention

@@ -41,8 +41,9 @@ class ForwardPrecision(Precision):
         """The same dtypes for `fully_shard`: parameters are gathered in the compute dtype."""
         return MixedPrecisionPolicy(param_dtype=self.compute, reduce_dtype=self.reduce)
 
-    def backward(self, loss: Tensor) -> None:  # type: ignore[override]
-        self.scaler.scale(loss).backward()
+    def scaled(self, loss: Tensor) -> Tensor:
+        """In fp16 times the scale, else as it is."""
+        return self.scaler.scale(loss)
 
     def unscale(self, optimizers: Iterable[Optimizer]) -> None:
         """Gradients back in their own unit, before they are measured or clipped."""

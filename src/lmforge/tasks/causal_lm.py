@@ -1,5 +1,6 @@
 """Predict the next token."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,19 +25,25 @@ class CausalLM(UpdateTask):
         self.token_bytes, self.loss_chunk = token_bytes, loss_chunk
 
     def count(self, batch: dict[str, Tensor]) -> Counts:
-        labels = batch["labels"].flatten()
+        if self.loss_chunk is None:
+            return super().count(batch)
         assert self.parallel is not None
-        inputs = (batch["input_ids"], batch["doc_ids"], batch["positions"])
+        batch = self.parallel.share(batch)
+        score = partial(self.measure, labels=batch["labels"])
+        counts: Counts = self.parallel.forward(*self.inputs(batch), score=score)
+        return counts
+
+    def measure(self, hidden: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor) -> Counts:
+        labels = labels.flatten()
         part: Any = summed_cross_entropy if self.training else self._score
         if self.loss_chunk is None:
-            found = part(self.parallel.forward(*inputs).flatten(0, 1), labels)
+            found = part(head(hidden).flatten(0, 1), labels)
         else:
             join = _sum if self.training else _end_to_end
-            score = partial(in_chunks, part=part, join=join, labels=labels, chunk=self.loss_chunk)
-            found = self.parallel.forward(*inputs, score=score)
+            found = in_chunks(hidden, head, part=part, join=join, labels=labels, chunk=self.loss_chunk)
         if self.training:  # nobody reads the other sums
             return Counts(found, (labels != IGNORED).sum())
-        if self.watch is not None:
+        if self.watch is not None and (self.parallel is None or self.parallel.reports):
             self.watch(found)
         return Counts(*(values.sum() for values in found[:4]))
 

@@ -46,11 +46,13 @@ def generate_ids(
     seed: int,
     end: int | None,
     vocabulary: int,
+    forward: Callable[..., Tensor] | None = None,
 ) -> Iterator[int]:
     """Yield up to `most` new ids, fewer at the context's border or before the end mark, which is not yielded.
 
-    `network` must be in evaluation mode; ids of `vocabulary` and above (padding rows) are never drawn. Under sharding
-    every rank must iterate; rank 0 draws for all, whose last digits may differ.
+    `network` must be in evaluation mode; `forward` calls it where it is spread over ranks. Ids of `vocabulary` and
+    above (padding rows) are never drawn. Under sharding every rank must iterate; rank 0 draws for all, whose last
+    digits may differ.
     """
     context = network.context
     assert isinstance(context, int)
@@ -60,8 +62,9 @@ def generate_ids(
     generator = torch.Generator().manual_seed(seed)
     cache = Cache(capacity=context)
     ids = torch.tensor([prompt], device=device)
+    forward = network if forward is None else forward
     for _ in range(min(most, context - len(prompt))):
-        logits = network(ids, cache=cache)[0, -1, :vocabulary]
+        logits = forward(ids, cache=cache)[0, -1, :vocabulary]
         token = _shared(lambda: choose(logits, sampling, generator), device)  # noqa: B023 - called at once
         if token == end:
             return

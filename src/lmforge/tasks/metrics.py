@@ -1,6 +1,7 @@
 """Token-weighted metrics with exact counts over any number of ranks, updated without waiting for the device."""
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +55,13 @@ class TokenMetrics(Metric):
             self.correct.add_(counts.correct)
         if counts.bytes is not None:
             self.bytes.add_(counts.bytes)
+
+    def add(self, counted: Iterable[Counts]) -> None:
+        """Update with each. Also where it is none because other ranks have the numbers, the metric is one that was
+        updated, since to compute it is a collective."""
+        for counts in counted:
+            self.update(counts)
+        self._update_count = max(self._update_count, 1)
 
     def compute(self) -> dict[str, float]:
         return ratios(float(self.loss), int(self.targets), int(self.correct), int(self.bytes))

@@ -7,15 +7,14 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from lmforge.config.errors import NonFinite
 from lmforge.data.randomness import seed_streams
 from lmforge.data.windows import Window
 from lmforge.parallel.control import Agreed, Control
-from lmforge.parallel.plan import Parallel, Plan
+from lmforge.parallel.parallel import Parallel
+from lmforge.parallel.plan import Plan
 from lmforge.parallel.precision import ForwardPrecision
 from lmforge.tasks.metrics import Counts, TokenMetrics, TokenScores
 
@@ -41,7 +40,8 @@ class UpdateTask(pl.LightningModule):
     ):
         super().__init__()
         self.automatic_optimization = False
-        self.network = network
+        self.network = network  # which a pipeline will hold a part of
+        self.parameter_count = sum(p.numel() for p in network.parameters())
         self.make_optimizers, self.schedule, self.total_steps = make_optimizers, schedule, total_steps
         self.plan, self.seed, self.clip_norm, self.patience = plan, seed, clip_norm, nonfinite_patience
         self.initialise = initialise
@@ -51,6 +51,7 @@ class UpdateTask(pl.LightningModule):
         self.requests: dict[str, Callable[[], int]] = {}  # what callbacks bring to the agreement, by field of `Agreed`
         self.around_gradients: AbstractContextManager[Any] | None = None  # who watches forward and backward passes
         self.before_update: list[Callable[[], None]] = []  # what has to be done before weights change
+        self.targets = 1  # of the global batch that is computed
         self.tokens = 0  # target tokens since the start of the run
         self.skipped = 0  # updates left out because something was not finite
         self.failures = 0  # of these the last ones in a row
@@ -63,9 +64,20 @@ class UpdateTask(pl.LightningModule):
         self.watch: Callable[[TokenScores], None] | None = None  # sees each scored token, outside training
         self.scored = 0  # target tokens of the last validation, over all ranks
 
-    def count(self, batch: dict[str, Tensor]) -> Counts:
-        """Run the network on one micro-batch; `loss` is a sum over targets and carries the gradient."""
+    def inputs(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """What the network takes of a micro-batch: ids, document numbers, positions."""
+        return batch["input_ids"], batch["doc_ids"], batch["positions"]
+
+    def measure(self, hidden: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor) -> Counts:
+        """Counts from the last hidden state `[batch, time, width]`, of which `head` makes logits; `loss` is a sum over
+        targets and carries the gradient."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def count(self, batch: dict[str, Tensor]) -> Counts:
+        """Run the network on one micro-batch."""
+        assert self.parallel is not None
+        batch = self.parallel.share(batch)
+        return self.measure(self.parallel.forward(*self.inputs(batch)), _as_it_is, batch["labels"])
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Lightning assigns the hook's name some 20 times a step, and a module looks at every value for parameters."""
@@ -110,7 +122,8 @@ class UpdateTask(pl.LightningModule):
     def training_step(self, window: Window, batch_index: int) -> None:
         step = self.global_step + 1
         brought = {field: request() for field, request in self.requests.items()}
-        self.agreed = self.control.agree(Agreed(window["targets"], **brought))
+        assert self.parallel is not None
+        self.agreed = self.control.agree(Agreed(window["targets"] if self.parallel.speaks else 0, **brought))
         if step == self.total_steps and self.trainer.val_check_batch not in (None, float("inf")):
             self.trainer.val_check_batch = step  # the last update is always validated
         self.learning_rate = set_learning_rate(self.trainer.strategy.optimizers, self.schedule(step, self.total_steps))
@@ -126,27 +139,26 @@ class UpdateTask(pl.LightningModule):
         seed_streams(self.seed, self.global_rank, step, 1)
 
     def _accumulate(self, micro_batches: list[dict[str, Tensor]], targets: int) -> list[Counts]:
-        """Forward and backward of each micro-batch; gradients meet the other ranks' after the last one."""
+        """Forward and backward passes; `targets` of the whole global batch divide the loss."""
         assert self.parallel is not None
-        counted = []
-        for self.micro_batch, batch in enumerate(micro_batches, 1):
-            with self.parallel.sync(self.micro_batch == len(micro_batches)):
-                counts = self.count(batch)
-                # a loss that is not finite can have finite gradients; this way every rank sees it in them
-                seen = torch.where(counts.loss.isfinite(), 1.0, torch.nan)
-                # ranks average their gradients, so the mean over all targets needs the factor back
-                self.precision.backward(counts.loss * seen * (self.parallel.size / targets))
-            counted.append(counts._replace(loss=counts.loss.detach()))
-        return counted
+        self.targets = targets
+        return self.parallel.window(micro_batches, self)
 
     def _clip(self) -> Tensor:
-        """The norm of the whole gradient, over all shards, measured before it is clipped."""
-        parameters = [p for p in self.network.parameters() if p.grad is not None]
-        norm = _norm([p.grad for p in parameters if p.grad is not None])
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        """The norm of the whole gradient, over all ranks, measured before it is clipped."""
+        assert self.parallel is not None
+        norm = self.parallel.norm()
         if self.clip_norm is not None:
-            clip_grads_with_norm_(parameters, self.clip_norm, norm)
+            self.parallel.clip(norm, self.clip_norm)
         return norm
+
+    def weighed(self, counts: Counts) -> Tensor:
+        """The loss whose gradient is this rank's part of the update's."""
+        assert self.parallel is not None
+        # a loss that is not finite can have finite gradients; this way every rank sees it in them
+        seen = torch.where(counts.loss.isfinite(), 1.0, torch.nan)
+        # ranks average their gradients, so the mean over all targets needs the factor back
+        return self.precision.scaled(counts.loss * seen * (self.parallel.size / self.targets))
 
     def _finish(self, counted: list[Counts], finite: bool) -> None:
         """Apply or skip the update; a skipped one still is a step and its batch is spent."""
@@ -154,11 +166,10 @@ class UpdateTask(pl.LightningModule):
         for prepare in self.before_update:
             prepare()
         failed = not finite and not self._only_overflowed(counted)
-        self.precision.step(optimizers, finite)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        for counts in counted if finite else ():
-            self.train_metrics.update(counts)
+        assert self.parallel is not None
+        self.parallel.update(self.precision, optimizers, finite)
+        if finite:
+            self.train_metrics.add(counted if self.parallel.reports else ())
         self.tokens += self.agreed.targets
         self.skipped += not finite
         self.failures = self.failures + 1 if failed else 0
@@ -185,10 +196,11 @@ class UpdateTask(pl.LightningModule):
         if source := window.get("source"):
             new = TokenMetrics().to(self.val_metrics.loss.device)
             metrics.append(self.by_source.setdefault(source, new))
+        assert self.parallel is not None
         for batch in window["micro_batches"]:
-            counts = self.count(batch)
+            counts = self.parallel.score(batch, self)
             for each in metrics:
-                each.update(counts)
+                each.add([counts] if counts is not None and self.parallel.reports else ())
 
     def validates(self, step: int) -> bool:
         """Whether a validation follows this step."""
@@ -228,11 +240,8 @@ class UpdateTask(pl.LightningModule):
             self.precision.load_state_dict(state["scaler"])
 
 
-def _norm(gradients: list[Tensor]) -> Tensor:
-    """The 2-norm of all together; of 16-bit gradients in float32, where their squares neither vanish nor overflow."""
-    if all(g.dtype not in (torch.float16, torch.bfloat16) for g in gradients):
-        return get_total_norm(gradients)
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]))
+def _as_it_is(logits: Tensor) -> Tensor:
+    return logits
 
 
 def set_learning_rate(optimizers: Iterable[Optimizer], factor: float) -> float:

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import warnings
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from lmforge.config.batch import BatchPlan, strategy_kind
+from lmforge.config.batch import BatchPlan, layout_of, strategy_kind
 from lmforge.config.build import build
 from lmforge.config.errors import UsageError
 from lmforge.config.launch import plain_environment, read_launch
@@ -137,9 +138,9 @@ def make_task(cfg: DictConfig, data: TokenWindows, steps: int, initialise: bool)
 
 
 def make_plan(cfg: DictConfig) -> Plan:
-    options = {key: value for key, value in cfg.strategy.items() if key != "kind"}
+    options = {field.name: cfg.strategy[field.name] for field in fields(Plan) if field.name in cfg.strategy}
+    options |= {"kind": strategy_kind(cfg), "layout": layout_of(cfg)}
     return Plan(
-        kind=strategy_kind(cfg),
         activation_checkpointing=cfg.trainer.activation_checkpointing,
         compile_backend=cfg.compile.backend,
         **options,
@@ -234,12 +235,11 @@ def announce(
     """What is about to run, in a few lines on standard error."""
     precision = trainer.precision_plugin
     assert isinstance(precision, ForwardPrecision)
-    parameters = sum(p.numel() for p in task.network.parameters())
     lines = [
         f"run folder  {run.path}",
-        f"network     {human(parameters)} parameters",
+        f"network     {human(task.parameter_count)} parameters",
         f"batch       {plan}, {plan.sequences * plan.context} tokens",
-        f"strategy    {task.plan.kind}, {cfg.precision.word}: {precision.describe()}",
+        f"strategy    {task.plan}, {cfg.precision.word}: {precision.describe()}",
         f"loggers     {', '.join(entries(cfg.logger)) or 'none'}",
     ]
     if checkpoint is not None:

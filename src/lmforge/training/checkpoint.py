@@ -24,11 +24,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor
 
 from lmforge.config.aside import sync, write_aside
 from lmforge.config.errors import UsageError
+from lmforge.parallel.norm import local
+from lmforge.parallel.places import holds_first, local_place
 
 FORMAT = 1
 KINDS = ("weights", "optimizer", "local")
@@ -57,19 +58,15 @@ class Piece:
     shape: tuple[int, ...]
 
 
-def local_piece(tensor: Tensor) -> Piece | None:
-    """This rank's piece of a tensor, or None where another rank writes the same values."""
+def local_piece(tensor: Tensor, first: bool) -> Piece | None:
+    """This rank's piece of a tensor, or None where another rank writes the same values. `first`: the rank that writes
+    what is not cut."""
     if not isinstance(tensor, DTensor):
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        return Piece(tensor.detach(), (0,) * tensor.dim(), tuple(tensor.shape)) if rank == 0 else None
-    mesh, placements = tensor.device_mesh, tensor.placements
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
-    if any(isinstance(p, Replicate) and c > 0 for p, c in zip(placements, coordinate, strict=True)):
+        return Piece(tensor.detach(), (0,) * tensor.dim(), tuple(tensor.shape)) if first else None
+    values = tensor.to_local().detach()
+    if not values.numel() or not holds_first(tensor):
         return None
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    local = tensor.to_local().detach()
-    return Piece(local, tuple(offset), tuple(tensor.shape)) if local.numel() else None
+    return Piece(values, tuple(part.start for part in local_place(tensor)), tuple(tensor.shape))
 
 
 def write_pieces(folder: Path, kind: str, rank: int, pieces: Mapping[str, Piece]) -> dict[str, Any]:
@@ -269,9 +266,6 @@ class PieceReader:
         """Fill a parameter or state tensor, sharded or not, with what the files hold under `name`."""
         if tuple(tensor.shape) != self.shapes[name]:
             raise UsageError(f"{name}: shape {list(self.shapes[name])} in the file, {list(tensor.shape)} in the model")
-        if isinstance(tensor, DTensor):
-            _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            if tensor.to_local().numel():
-                self.read_into(name, tensor.to_local(), tuple(offset))
-        else:
-            self.read_into(name, tensor.detach(), (0,) * tensor.dim())
+        values = local(tensor.detach())
+        if values.numel():
+            self.read_into(name, values, tuple(part.start for part in local_place(tensor)))

@@ -117,8 +117,8 @@ def pieces_of(task: UpdateTask, trainer: pl.Trainer) -> dict[str, dict[str, Piec
     task.parallel.settle()
     sums = {f"train/{name}": getattr(task.train_metrics, name) for name in task.train_metrics._defaults}
     return {
-        "weights": weight_pieces(task.network),
-        "optimizer": optimizer_pieces(task.network, trainer.strategy.optimizers),
+        "weights": weight_pieces(task.network, task.parallel),
+        "optimizer": optimizer_pieces(task.network, trainer.strategy.optimizers, task.parallel),
         "local": {name: Piece(value, (), ()) for name, value in sums.items()},
     }
 

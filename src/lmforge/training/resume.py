@@ -1,6 +1,6 @@
 """Going on from a checkpoint: weights, optimizer state, counters, metric sums and the callbacks' states."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,18 @@ from lmforge.training.weights import load_weights, some
 
 
 @torch.no_grad()
-def load_optimizers(network: nn.Module, optimizers: list[Optimizer], reader: PieceReader) -> None:
-    """Rebuild the optimizers' state, sharded like the parameters it belongs to."""
+def load_optimizers(
+    network: nn.Module, optimizers: list[Optimizer], reader: PieceReader, others: Collection[str] = ()
+) -> None:
+    """Rebuild the optimizers' state, sharded like the parameters it belongs to; that of `others`, which are on other
+    ranks, is left out."""
     parameters = dict(network.named_parameters())
     owner = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
     for name in reader.names():
         parameter_name, _, slot = name.rpartition("/")
         parameter = parameters.get(parameter_name)
+        if parameter is None and parameter_name in others:
+            continue
         if parameter is None or parameter not in owner:
             raise UsageError(f"the checkpoint holds optimizer state for {parameter_name!r}, which is not trained here")
         dtype, shape = reader.dtype(name), reader.shapes[name]
@@ -79,8 +84,10 @@ class Restore(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
         state = self.checkpoint.state
-        load_weights(pl_module.network, self.checkpoint.reader("weights"))
-        load_optimizers(pl_module.network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"))
+        assert pl_module.parallel is not None
+        network, names = pl_module.network, pl_module.parallel.names
+        load_weights(network, self.checkpoint.reader("weights"), names)
+        load_optimizers(network, trainer.strategy.optimizers, self.checkpoint.reader("optimizer"), names)
         load_local(pl_module, self.checkpoint, trainer.global_rank, trainer.world_size)
         pl_module.load_state(state)
         position = self.checkpoint.position(trainer.global_rank)
@@ -127,7 +134,8 @@ class StartFrom(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
-        load_weights(pl_module.network, self.reader)
+        assert pl_module.parallel is not None
+        load_weights(pl_module.network, self.reader, pl_module.parallel.names)
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None]) -> Checkpoint | None:

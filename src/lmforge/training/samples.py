@@ -31,7 +31,9 @@ class Samples(pl.Callback):
             return
         network = pl_module.network
         prompt = encode_prompt(tokenizer, self.prompt, network.context, keep_end=True)  # type: ignore[arg-type]
-        ids = generate_ids(network, prompt, self.most, self.sampling, self.seed, tokenizer.eos, tokenizer.size)
+        assert pl_module.parallel is not None
+        ends = (tokenizer.eos, tokenizer.size, pl_module.parallel.infer)
+        ids = generate_ids(network, prompt, self.most, self.sampling, self.seed, *ends)
         self.text = self.prompt + "".join(stream_text(tokenizer, ids))
         if trainer.is_global_zero and sys.stderr.isatty() and trainer.global_step < pl_module.total_steps:
             print(f"\x1b[2m{self.text}\x1b[0m", file=sys.stderr)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from lmforge.config.aside import sync
 from lmforge.config.errors import Exit, OutOfMemory, SaveFailed, UsageError, exit_code_of, is_out_of_memory
 from lmforge.parallel.control import Control
+from lmforge.parallel.parallel import Parallel
 from lmforge.runs.folder import list_checkpoints
 from lmforge.training.checkpoint import (
     FORMAT,
@@ -33,23 +34,31 @@ from lmforge.training.checkpoint import (
 OTHER_RANKS_SECONDS = 600.0  # how long rank 0 waits for the others' parts
 
 
-def weight_pieces(network: nn.Module) -> dict[str, Piece]:
+def weight_pieces(network: nn.Module, parallel: Parallel | None = None) -> dict[str, Piece]:
     """This rank's pieces of every parameter and buffer; a tensor with two names (tied) is there once."""
     tensors = dict(network.named_parameters()) | dict(network.named_buffers())
-    pieces = {name: local_piece(tensor) for name, tensor in tensors.items()}
-    return {name: piece for name, piece in pieces.items() if piece is not None}
+    return _pieces({name: (name, tensor) for name, tensor in tensors.items()}, parallel)
 
 
-def optimizer_pieces(network: nn.Module, optimizers: list[Optimizer]) -> dict[str, Piece]:
+def optimizer_pieces(
+    network: nn.Module, optimizers: list[Optimizer], parallel: Parallel | None = None
+) -> dict[str, Piece]:
     """This rank's pieces of the optimizers' tensors, named `<parameter>/<slot>`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     slots = {
-        f"{names[parameter]}/{slot}": value
+        f"{names[parameter]}/{slot}": (names[parameter], value)
         for optimizer in optimizers
         for parameter, state in optimizer.state.items()
         for slot, value in state.items()
     }
-    pieces = {name: local_piece(value) for name, value in slots.items()}
+    return _pieces(slots, parallel)
+
+
+def _pieces(tensors: Mapping[str, tuple[str, Tensor]], parallel: Parallel | None) -> dict[str, Piece]:
+    """Of tensors by name, each with the parameter it belongs to; without `parallel` in one process."""
+    writes = parallel is None or parallel.writes
+    owned = {name: tensor for name, (whose, tensor) in tensors.items() if parallel is None or parallel.owns(whose)}
+    pieces = {name: local_piece(tensor, writes) for name, tensor in owned.items()}
     return {name: piece for name, piece in pieces.items() if piece is not None}
 
 

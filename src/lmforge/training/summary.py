@@ -48,7 +48,7 @@ def summarise(trainer: pl.Trainer, task: UpdateTask, data: TokenWindows, reason:
         **data.by_source(trainer.global_step),
         "tokens": task.tokens,
         "skipped": task.skipped,
-        "parameters": sum(p.numel() for p in task.network.parameters()),
+        "parameters": task.parameter_count,
         "tokens_per_second": speed.tokens_per_second if speed else None,
         "mfu": speed.utilisation(flops) if speed else None,
         "data_wait_share": speed.data_wait_share if speed else None,

@@ -1,5 +1,7 @@
 """Filling a network from what files hold: every tensor by its plain name, none missing, none left over."""
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from lmforge.config.errors import UsageError
@@ -16,14 +18,15 @@ def plain_name(name: str) -> str:
     return name
 
 
-def match_names(network: nn.Module, reader: PieceReader) -> dict[str, str]:
-    """The name in the files of every parameter and buffer of `network`; a tensor with two names (tied) is one.
+def match_names(network: nn.Module, reader: PieceReader, others: Iterable[str] = ()) -> dict[str, str]:
+    """The name in the files of every parameter and buffer of `network`; a tensor with two names (tied) is one. Files
+    may hold `others` as well, which belong to the network but are on other ranks.
 
     Raises UsageError listing the keys that are missing, left over or of another shape.
     """
     wanted = dict(network.named_parameters()) | dict(network.named_buffers())
     found = {plain_name(name): name for name in reader.names()}
-    missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted) - set(others))
     shapes = [
         f"{name}: {list(reader.shapes[found[name]])} in the file, {list(tensor.shape)} in the model"
         for name, tensor in wanted.items()
@@ -38,9 +41,9 @@ def match_names(network: nn.Module, reader: PieceReader) -> dict[str, str]:
     return {name: found[name] for name in wanted}
 
 
-def load_weights(network: nn.Module, reader: PieceReader) -> None:
+def load_weights(network: nn.Module, reader: PieceReader, others: Iterable[str] = ()) -> None:
     """Fill every parameter and buffer of `network`; raises UsageError before anything is changed."""
-    names = match_names(network, reader)
+    names = match_names(network, reader, others)
     for name, tensor in (dict(network.named_parameters()) | dict(network.named_buffers())).items():
         reader.load(names[name], tensor)
 
