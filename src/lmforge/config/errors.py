@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -96,6 +97,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return True
     told = isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in NO_MEMORY)
     return told or is_out_of_memory(error.__cause__)
+
+
+def is_refused_by_disk(error: BaseException) -> bool:
+    """Whether the disk is full or may not be written, which no line of code can mend."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def exit_code_of(error: BaseException) -> Exit:
