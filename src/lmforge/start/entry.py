@@ -256,7 +256,9 @@ class FrontDoor:
     def _how_to_go_on(self) -> str:
         if self.name != "train" or self.run_folder is None:
             return ""
-        return f"; what was saved stands. When that is mended, go on with: python train.py resume={self.run_folder.path}"
+        return (
+            f"; what was saved stands. When that is mended, go on with: python train.py resume={self.run_folder.path}"
+        )
 
     def _code_of_rank(self, code: Exit) -> Exit:
         """The code of a stop that all ranks agreed on: only the process that faces the launcher returns it, since a
