@@ -14,6 +14,7 @@ from lmforge.soak.training import Training
 
 LOOK_SECONDS, SAVE_LOOK_SECONDS = 0.05, 0.001  # between two looks at a training
 SAMPLE_SECONDS = 1.0
+START_FACTOR = 3  # how much longer than a step a start may take, as a multiple
 LEAVE_SECONDS = 30.0  # what ranks get to end after their leader has
 
 
@@ -150,8 +151,9 @@ class Play:
                 looked = now
                 if training.step() != step:
                     stepped, step = now, training.step()
-            if now - stepped > self.setup.hang_seconds:
-                raise Hang(f"no step for {self.setup.hang_seconds:.0f} s after step {step}, on the way to {what}")
+            allowed = self.setup.hang_seconds * (1 if step else START_FACTOR)
+            if now - stepped > allowed:
+                raise Hang(f"no step for {allowed:.0f} s after step {step}, on the way to {what}")
             time.sleep(pause)
         return done()
 
