@@ -25,6 +25,8 @@ signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
 
 def save(step: int) -> None:
     part = run / "checkpoints" / f".step-{step:08d}.part"
+    if (run / "checkpoints" / f"step-{step:08d}").exists():
+        return
     part.mkdir(exist_ok=True)
     (part / "w.safetensors").write_bytes(bytes(100))
     (part / "state.json").write_text(json.dumps({"step": step, "files": [{"file": "w", "sha256": str(step)}]}))
