@@ -9,7 +9,7 @@ from lmforge.config.errors import ExitError
 from lmforge.soak import report
 from lmforge.soak.command import begin, finish
 from lmforge.soak.faults import FAULTS
-from lmforge.soak.play import Play
+from lmforge.soak.play import NOT_DONE, Play
 from lmforge.soak.verdicts import Verdict
 
 GAP, SAVE_EVERY, TRIES = 30, 20, 3  # steps between two faults and between two saves; how often one is tried
@@ -47,7 +47,7 @@ def each(play: Play) -> Iterator[tuple[str, int]]:
 
 def all_proven(play: Play) -> Verdict:
     """Or impossible on this machine, which the table says."""
-    done = {strike.fault for strike in play.strikes if strike.moment or strike.note.startswith("not done")}
+    done = {strike.fault for strike in play.strikes if strike.moment or strike.note.startswith(NOT_DONE)}
     return Verdict("moments proven", f"{len(done)} of {len(FAULTS)}", "all", done == set(FAULTS))
 
 

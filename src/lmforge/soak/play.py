@@ -14,6 +14,7 @@ from lmforge.soak.training import Training
 
 LOOK_SECONDS, SAVE_LOOK_SECONDS = 0.05, 0.001  # between two looks at a training
 SAMPLE_SECONDS = 1.0
+NOT_DONE = "not done"  # begins the note of a fault that this machine did not let one cause
 START_FACTOR = 3  # how much longer than a step a start may take, as a multiple
 LEAVE_SECONDS = 30.0  # what ranks get to end after their leader has
 
@@ -70,8 +71,7 @@ class Play:
         except Hang as hang:
             self.hangs.append(str(hang))
         finally:
-            for training in self.trainings:
-                training.kill()
+            self.trainings[-1].kill()
 
     def _run(self, plan: Iterable[tuple[str, int]]) -> None:
         training = self._start()
@@ -99,33 +99,38 @@ class Play:
 
     def _hit(self, training: Training, name: str, fault: Fault) -> Training:
         """Do a fault and see what comes of it; the training that goes on."""
-        strike = Strike(name)
         if fault.in_save and not self._until(training, lambda: training.saving() is not None, name, SAVE_LOOK_SECONDS):
             return training
-        began, before = time.monotonic(), training.step()
+        strike, began = Strike(name, resumed=training.step()), time.monotonic()
+        self.strikes.append(strike)
         try:
             fault.strike(training)
         except (NotHere, ProcessLookupError) as reason:
             fault.mend(training)
-            self.strikes.append(Strike(name, note=f"not done: {reason}"))
+            strike.note = f"{NOT_DONE}: {reason}"
             return training
-        self.strikes.append(strike)
         if not fault.codes:
-            strike.moment = fault.proof("", training)
-            strike.recovered = self._until(training, lambda: training.step() > before, name)
-            strike.resumed, strike.seconds = before, time.monotonic() - began
+            return self._live_on(training, strike, fault, began)
+        self._await_end(training, strike, fault)
+        if strike.code == Exit.DONE:
+            strike.moment, strike.note = "", "the training had ended before"
             return training
+        return self._go_on(strike, fault, began)
+
+    def _live_on(self, training: Training, strike: Strike, fault: Fault, began: float) -> Training:
+        strike.moment = fault.proof("", training)
+        strike.recovered = self._until(training, lambda: training.step() > strike.resumed, strike.fault)
+        strike.seconds = time.monotonic() - began
+        return training
+
+    def _await_end(self, training: Training, strike: Strike, fault: Fault) -> None:
         try:
-            self._until(training, lambda: False, name)
+            self._until(training, lambda: False, strike.fault)
             strike.code = self._end(training)
             if not fault.later:
                 strike.moment = fault.proof(training.said(), training)
         finally:
             fault.mend(training)
-        if strike.code == Exit.DONE:
-            strike.moment, strike.note = "", "the training had ended before"
-            return training
-        return self._go_on(strike, fault, began)
 
     def _go_on(self, strike: Strike, fault: Fault, began: float) -> Training:
         training = self._start()

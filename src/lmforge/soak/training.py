@@ -33,6 +33,7 @@ class Training:
     def __init__(self, command: Sequence[str], folder: Path, runs: Path, log: Path) -> None:
         self.runs, self.log = runs, log
         self._run: Path | None = None
+        self.over = False
         self.began = time.monotonic()
         self.before = self._probe_file().stat().st_size if self._probe_file().exists() else 0  # of earlier starts
         hidden = {RUN_VARIABLE, CONFIG_VARIABLE, "MASTER_PORT", *RANK_VARIABLES}
@@ -132,6 +133,8 @@ class Training:
 
     def kill(self) -> None:
         """SIGKILL to all of it, as when the machine goes down."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if not self.over:  # else the number may be another's by now
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.over = True
