@@ -142,8 +142,12 @@ def dropped_rank() -> None:
 
 
 def _change_counts(change: Callable[[CausalLM, Counts], Counts]) -> None:
-    count = CausalLM.count
-    CausalLM.count = lambda task, batch: change(task, count(task, batch))  # type: ignore[method-assign]
+    measure = CausalLM.measure
+
+    def changed(task: CausalLM, *args: Any, **named: Any) -> Counts:
+        return change(task, measure(task, *args, **named))
+
+    CausalLM.measure = changed  # type: ignore[method-assign]
 
 
 def mean_of_means() -> None:
@@ -154,19 +158,6 @@ def mean_of_means() -> None:
         return agree(self, mine)._replace(targets=mine.targets * self.world)
 
     Control.agree = own  # type: ignore[method-assign]
-
-
-def no_mask() -> None:
-    _change_batch(lambda batch: batch | {"doc_ids": torch.zeros_like(batch["doc_ids"])})
-
-
-def swapped_mask() -> None:
-    _change_batch(lambda batch: batch | {"doc_ids": batch["doc_ids"].flip(0)})
-
-
-def _change_batch(change: Callable[[Any], Any]) -> None:
-    count = CausalLM.count
-    CausalLM.count = lambda task, batch: count(task, change(batch))  # type: ignore[method-assign]
 
 
 def forget_position() -> None:

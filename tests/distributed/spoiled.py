@@ -1,7 +1,9 @@
 """Mistakes that a layout could hold. Each is a plain function, so that it reaches the ranks by name."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 
@@ -10,6 +12,7 @@ from lmforge.parallel.context import ContextTeam
 from lmforge.parallel.exchange import Team
 from lmforge.parallel.mesh import Mesh
 from lmforge.parallel.pipeline import Piped
+from lmforge.tasks.causal_lm import CausalLM
 
 
 def norms_see_their_positions_alone() -> None:
@@ -59,3 +62,16 @@ def both_ends_count() -> None:
         return True
 
     Piped.owns = owns  # type: ignore[method-assign]
+
+
+def no_mask() -> None:
+    _change_batch(lambda batch: batch | {"doc_ids": torch.zeros_like(batch["doc_ids"])})
+
+
+def swapped_mask() -> None:
+    _change_batch(lambda batch: batch | {"doc_ids": batch["doc_ids"].flip(0)})
+
+
+def _change_batch(change: Callable[[Any], Any]) -> None:
+    count = CausalLM.count
+    CausalLM.count = lambda task, batch: count(task, change(batch))  # type: ignore[method-assign]

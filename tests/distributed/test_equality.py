@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+import spoiled
 from parity import Alone, differences, spread
 
 
@@ -48,7 +49,7 @@ def test_ranks_equal_one_process(shards, alone, words, numbers, tolerance) -> No
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
-    "mutation", [jobs.wrong_scale, jobs.dropped_rank, jobs.mean_of_means, jobs.no_mask, jobs.swapped_mask]
+    "mutation", [jobs.wrong_scale, jobs.dropped_rank, jobs.mean_of_means, spoiled.no_mask, spoiled.swapped_mask]
 )
 def test_a_wrong_step_is_noticed(shards, alone, kind, mutation) -> None:
     words = f"strategy={kind} trainer.devices=2 trainer.max_steps=2"

@@ -20,18 +20,20 @@ SEQUENCES = 12
 
 
 def fetched(starts: list[list[Facts]]) -> dict[int, list[int]]:
-    """Global sample numbers of every update, over all ranks of all starts of a run."""
-    numbers = defaultdict(list)
+    """Global sample numbers of every update, over all ranks of all starts of a run; those that share the work on the
+    very same samples count once."""
+    numbers = defaultdict(set)
     for facts in starts:
         for rank in facts:
             for update, mine in rank["numbers"].items():
-                numbers[update] += mine
-    return {update: sorted(found) for update, found in numbers.items()}
+                numbers[update].add(tuple(mine))
+    return {update: sorted(n for mine in found for n in mine) for update, found in numbers.items()}
 
 
 def settings(shards: Path, strategy: str, *words: str) -> dict[str, Any]:
     common = (f"batch.sequences={SEQUENCES}", f"trainer.max_steps={STEPS}", "trainer.val_every_n_steps=4")
-    return compose(shards, *common, f"strategy={strategy}", *words)
+    shape = ("model.n_kv_head=2", "model.tied=true")  # that tensor parallel ranks and both ends of a pipeline share
+    return compose(shards, *common, *shape, *f"strategy={strategy}".split(), *words)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,8 @@ def settings(shards: Path, strategy: str, *words: str) -> dict[str, Any]:
     [
         [("fsdp", 2), ("single", 1), ("ddp", 3)],
         [("single", 1), ("fsdp", 2)],
+        [("3d", 4), ("context", 2), ("single", 1)],
+        [("tensor", 2), ("pipeline", 2), ("hsdp strategy.shard=1", 2)],
         slow([("ddp", 2), ("fsdp", 3), ("fsdp", 1)]),
     ],
 )
@@ -66,7 +70,7 @@ def alone(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor", "pipeline", slow("context")])
 def test_the_same_digits(shards, strategy) -> None:
     """With dropout, on as many ranks as before: the log, the weights and the optimizer's state to the last digit."""
     plain = dropping_out(shards, strategy)

@@ -81,17 +81,17 @@ def test_a_loss_that_is_not_a_number_on_one_rank_is_no_search_for_the_scale(shar
 
 def overflow_at(rank: int, step: int) -> None:
     """One rank's loss is finite, but its scaled gradient is too large for float16."""
-    backward, seed = ForwardPrecision.backward, UpdateTask._seed
+    scaled, seed = ForwardPrecision.scaled, UpdateTask._seed
     now: dict[str, bool] = {}
 
     def noted(task: UpdateTask, number: int) -> None:
         now["here"] = task.global_rank == rank and number == step
         seed(task, number)
 
-    def steep(self: ForwardPrecision, loss: torch.Tensor) -> None:
-        backward(self, loss * 1e6 if now["here"] else loss)
+    def steep(self: ForwardPrecision, loss: torch.Tensor) -> torch.Tensor:
+        return scaled(self, loss * 1e6 if now["here"] else loss)
 
-    UpdateTask._seed, ForwardPrecision.backward = noted, steep  # type: ignore[method-assign]
+    UpdateTask._seed, ForwardPrecision.scaled = noted, steep  # type: ignore[method-assign]
 
 
 def test_it_really_is_float16(shards) -> None:

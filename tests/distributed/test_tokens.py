@@ -66,17 +66,21 @@ def scored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     lengths = [33, 9, 65, 2, 40, 21, 3][: request.param]
     split = {"train": documents(*[40] * 12), "val": documents(*lengths)}
     shards = write_shards(root / "shards", split, vocab_size=60)
-    plain = compose(shards, "trainer.max_steps=3", "optimizer.lr=1e-2", f"paths.root={root}")
+    words = ("trainer.max_steps=3", "optimizer.lr=1e-2", "model.n_kv_head=2", f"paths.root={root}")
+    plain = compose(shards, *words)
     folder = new_run(plain).path
     train(plain, folder)
     return Scored(folder, request.param, sum(lengths) - request.param)
 
 
-def test_an_evaluation_counts_each_target_once(scored) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "tensor", "context", "pipeline"])
+def test_an_evaluation_counts_each_target_once(scored, strategy) -> None:
     """Batches of one row on two ranks, one of which runs out of rows first, against one process with larger ones."""
     folder, double = scored.folder, "precision=64-true"
     alone = evaluate(compose_on("evaluate", folder, "trainer.threads=1", double, "batch_sequences=4"), folder)
-    plain = compose_on("evaluate", folder, "trainer.threads=1", double, "batch_sequences=1", "trainer.devices=2")
+    spread = ("trainer.devices=2", *f"strategy={strategy}".split())
+    plain = compose_on("evaluate", folder, "trainer.threads=1", double, "batch_sequences=1", *spread)
     for result in [alone, *run_ranks(evaluate, 2, plain, folder)]:
         assert (result["targets"], result["documents"]) == (scored.targets, scored.documents)
-        assert (result["loss"], result["accuracy"]) == pytest.approx((alone["loss"], alone["accuracy"]), rel=1e-9)
+        for name in ("loss", "accuracy", "ece"):
+            assert result[name] == pytest.approx(alone[name], rel=1e-9), name

@@ -29,7 +29,8 @@ class LoadWeights(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, UpdateTask)
-        load_weights(pl_module.network, self.checkpoint.reader("weights"))
+        assert pl_module.parallel is not None
+        load_weights(pl_module.network, self.checkpoint.reader("weights"), pl_module.parallel.names)
 
 
 def report(
