@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from commands import start_command
+
 SHORT = "hours=0.02 steps=400 save_every_n_steps=20 fault_every_n_steps=60"
 
 
@@ -11,7 +13,9 @@ SHORT = "hours=0.02 steps=400 save_every_n_steps=20 fault_every_n_steps=60"
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_short_soak_passes(program, strategy) -> None:
-    outcome = program(f"lmforge soak {SHORT} words='strategy={strategy} optimizer.lr=1e-3' report=soak.json")
+    words = [*SHORT.split(), f"words=strategy={strategy} optimizer.lr=1e-3", "report=soak.json"]
+    soaking = start_command(["lmforge", "soak", *words], program.folder, LMFORGE_CACHE=str(program.cache))
+    outcome = soaking.finish(850)
     assert outcome.code == 0, outcome.output
     report = json.loads((program.folder / "soak.json").read_text())
     assert report["passed"]
