@@ -7,7 +7,8 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all test-lowest test-newest bench parity lint types format docs docs-serve config-reference \
+.PHONY: help setup train test test-all test-lowest test-newest bench parity faults lint types format docs docs-serve \
+        config-reference \
         rename docker-build docker-run clean
 
 help:  ## list the targets
@@ -55,6 +56,9 @@ bench: .venv-bench/.installed .venv-core/.installed  ## speed beside the peers, 
 
 parity: $(VENV)/.installed-dev  ## every strategy beside one process, a table and reports/parity.json (ARGS="fsdp 3d")
 	PYTHONPATH=tests:tests/distributed $(BIN)/python scripts/parity.py $(ARGS)
+
+faults: $(VENV)/.installed  ## every fault once on a real training, a table and reports/faults.json (about five minutes)
+	$(BIN)/python -m lmforge.soak
 
 lint: $(VENV)/.installed-dev  ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

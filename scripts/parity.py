@@ -1,8 +1,8 @@
 """`make parity`: every strategy beside one process, on real ranks of this machine; a table and reports/parity.json.
 
-Twenty updates at the same global batch, in 64-bit numbers (DeepSpeed in 32). A row fails when its loss or gradient norm leaves the one
-process's by more than the row allows. Bytes are what a rank hands to collectives in one update, in and out of the
-backward pass: the sum that is reduced, the whole that is gathered or scattered, the message that is sent.
+Twenty updates at the same global batch, in 64-bit numbers (DeepSpeed in 32). A row fails when its loss or gradient norm
+leaves the one process's by more than the row allows. Bytes are what a rank hands to collectives in one update, in and
+out of the backward pass: the sum that is reduced, the whole that is gathered or scattered, the message that is sent.
 """
 
 import argparse

@@ -15,6 +15,7 @@ KNOWS = {
     "data": {"config"},
     "runs": {"config"},
     "sweep": {"config", "runs"},
+    "soak": {"config", "runs"},
     "start": {"config", "runs", "sweep", "parallel"},
     "tasks": {"config", "data", "models", "parallel"},
     "training": {"config", "data", "parallel", "runs", "tasks"},
@@ -54,7 +55,7 @@ def test_nobody_is_below_itself() -> None:
     assert not left
 
 
-@pytest.mark.parametrize("package", ["config", "runs", "sweep", "start"])
+@pytest.mark.parametrize("package", ["config", "runs", "soak", "sweep", "start"])
 def test_what_runs_before_torch_does_not_import_it(package) -> None:
     names = [name for file in (SOURCE / package).glob("*.py") for name in imported(file)]
     assert names

@@ -61,13 +61,25 @@ def _runs(config: DictConfig) -> None:
     runs_job(config)
 
 
+def _soak(config: DictConfig) -> None:
+    from lmforge.soak.command import soak
+
+    soak(config)
+
+
 def _export(config: DictConfig, run: RunFolder) -> Mapping[str, Any]:
     from lmforge.export.command import export
 
     return export(config, run)
 
 
-JOBS: dict[str, Job] = {"prepare": _prepare, "generate": _generate, "runs": _runs, "export": _export}
+JOBS: dict[str, Job] = {
+    "prepare": _prepare,
+    "generate": _generate,
+    "runs": _runs,
+    "export": _export,
+    "soak": _soak,
+}
 
 if __name__ == "__main__":
     main()

@@ -11,6 +11,7 @@ import pytest
 from jobs import last_checkpoint, train_on
 
 from lmforge.runs.folder import list_checkpoints
+from ranks import run_ranks
 from tiny import compose, metrics, new_run
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -72,7 +73,7 @@ def test_a_full_disk_on_one_rank_ends_all(shards, rank, every) -> None:
     folder = new_run(plain).path
     began = time.monotonic()
     with pytest.raises(AssertionError) as error:
-        train_on(2, plain, folder, partial(jobs.unwritable, rank), seconds=30)
+        run_ranks(jobs.unwatched, 2, plain, str(folder), partial(jobs.unwritable, rank), seconds=30)
     assert time.monotonic() - began < 25
     assert "No space left on device" in str(error.value)
     assert "another rank could not write" in str(error.value)

@@ -12,6 +12,7 @@ import torch
 
 from builders import tiny_gpt
 from fits import After, fit, killed, score
+from lmforge.config.errors import SaveFailed
 from lmforge.parallel.control import Control
 from lmforge.runs.folder import RunFolder, list_checkpoints
 from lmforge.training import saving
@@ -169,7 +170,7 @@ def test_a_failed_save_is_raised_and_leaves_the_former_one_alone(tmp_path, monke
     save_all(writer, [1.0])
     monkeypatch.setattr(saving, where, full_disk)
     writer.save(state(2, 0.5), PIECES)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SaveFailed, match="No space left"):
         writer.wait()
     assert writer.failed()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
@@ -181,7 +182,7 @@ def test_a_failed_save_ends_the_run_at_the_next_step(shards, monkeypatch) -> Non
     seen: list[int] = []
     join = After(2, lambda trainer, task: callback(trainer).saver.thread.join())
     note = [After(step, lambda trainer, task: seen.append(trainer.global_step)) for step in range(1, 7)]
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SaveFailed, match="No space left"):
         fit(shards, "callbacks.checkpoint.every_n_steps=2", also=(join, *note))
     assert seen == [1, 2]
     assert list(Path("runs").glob("*/*/checkpoints/*")) == []
@@ -229,7 +230,7 @@ def test_settling_alone_raises_what_went_wrong(tmp_path, monkeypatch) -> None:
     writer.settle(Control())
     monkeypatch.setattr(saving, "write_pieces", full_disk)
     writer.save(state(2), PIECES)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SaveFailed, match="No space left"):
         writer.settle(Control())
 
 

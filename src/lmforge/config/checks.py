@@ -220,5 +220,6 @@ NEEDED_BY: dict[str, tuple[Check, ...]] = {
     "generate": (check_accelerator,),
     "export": (check_out,),
     "runs": (),
+    "soak": (check_cache,),
     "prepare": (check_data, check_mixture, check_hub, check_cache),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -52,6 +53,10 @@ class OutOfMemory(ExitError):
     exit_code = Exit.OUT_OF_MEMORY
 
 
+class SaveFailed(ExitError):
+    """A checkpoint could not be written, for want of room or of the right to; those before it stand."""
+
+
 class Requeue(ExitError):
     """The run was preempted after a save and wants to be started again."""
 
@@ -96,6 +101,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return True
     told = isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in NO_MEMORY)
     return told or is_out_of_memory(error.__cause__)
+
+
+def is_refused_by_disk(error: BaseException) -> bool:
+    """Whether the disk is full or may not be written, which no line of code can mend."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def exit_code_of(error: BaseException) -> Exit:

@@ -225,6 +225,16 @@ KEYS: dict[str, Key] = {
     # what evaluate reports beside the headline
     "calibration_bins": Key("int", low=0, high=1000),
     "domains": FLAG,
+    # soak
+    "hours": POSITIVE,
+    "words": Key("text"),
+    "steps": COUNT,
+    "save_every_n_steps": COUNT,
+    "fault_every_n_steps": COUNT,
+    "limits.memory_mb_per_hour": NOT_NEGATIVE,
+    "limits.handles": FROM_ZERO,
+    "limits.hang_seconds": POSITIVE,
+    "report": PATH,
     # export
     "format": Key("text", words=EXPORT_FORMATS),
     "dtype": Key("text", words=("keep", *DTYPES)),

@@ -12,7 +12,7 @@ from lmforge.config.places import absolute_paths
 from lmforge.config.targets import check_targets
 from lmforge.runs.plan import Plan
 
-ALONE = ("prepare", "runs")  # jobs that read no run and start none; they get the config only
+ALONE = ("prepare", "runs", "soak")  # jobs that read no run and start none; they get the config only
 
 
 def plan_alone(composer: Composer, words: Sequence[Word], broken: Sequence[str], earlier: Sequence[str]) -> Plan:

@@ -19,7 +19,16 @@ from lmforge.config.aside import write_aside
 from lmforge.config.checks import NEEDED_BY, preflight
 from lmforge.config.compose import Composer, config_folder
 from lmforge.config.connection import typed_by_hand
-from lmforge.config.errors import Exit, ExitError, NonFinite, Requeue, Terminated, UsageError, exit_code_of
+from lmforge.config.errors import (
+    Exit,
+    ExitError,
+    NonFinite,
+    Requeue,
+    Terminated,
+    UsageError,
+    exit_code_of,
+    is_refused_by_disk,
+)
 from lmforge.config.launch import CONFIG_VARIABLE, RUN_VARIABLE, Launch, end_with_parent, note_outcome, read_launch
 from lmforge.config.machine import let_idle_threads_sleep
 from lmforge.config.parse import Command, Tree, Word, read_command, read_words
@@ -254,9 +263,18 @@ class FrontDoor:
         elif isinstance(error, ExitError):
             if self.launch.rank == 0 or not isinstance(error, AGREED):
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        elif is_refused_by_disk(error):
+            print(f"the disk refused a file: {error}{self._how_to_go_on()}", file=sys.stderr)
         else:
             traceback.print_exception(error)
         return self._code_of_rank(code) if isinstance(error, AGREED) else code
+
+    def _how_to_go_on(self) -> str:
+        if self.name != "train" or self.run_folder is None:
+            return ""
+        return (
+            f"; what was saved stands. When that is mended, go on with: python train.py resume={self.run_folder.path}"
+        )
 
     def _code_of_rank(self, code: Exit) -> Exit:
         """The code of a stop that all ranks agreed on: only the process that faces the launcher returns it, since a

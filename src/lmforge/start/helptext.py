@@ -75,6 +75,15 @@ HELP = {
   delete=NAME/ID               show what would go
   delete=NAME/ID yes=true      delete it""",
     ),
+    "soak": Help(
+        "lmforge soak",
+        "Trains over and over under injected faults, and says pass or fail.",
+        """\
+  hours=72                     how long faults are injected
+  words='strategy=fsdp'        more words of train.py for the training
+  limits.hang_seconds=300      no step for so long is a hang; also memory_mb_per_hour, handles
+  report=FILE                  where the JSON goes""",
+    ),
     "prepare": Help(
         "lmforge prepare",
         "Turns text into token shards, on all cores; after a kill the same words go on.",

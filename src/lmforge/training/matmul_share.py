@@ -2,11 +2,13 @@
 
 import logging
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmforge.tasks.update import UpdateTask
@@ -19,22 +21,29 @@ ATTENTION = "_scaled_dot_product"
 
 
 def flops_of(name: str, tensors: list[Tensor]) -> int:
-    """FLOPs of an ATen operation by its name and tensor arguments: matrix products and fused attention, else 0.
+    """FLOPs of an ATen operation by its name and tensor arguments: a matrix product or fused attention.
 
-    Attention is two products forward and five backward, however much of them a causal mask saves.
+    Attention is two products, however much of them a causal mask saves.
     """
     if name in PRODUCTS:
         first, second = tensors[PRODUCTS[name] : PRODUCTS[name] + 2]
         return 2 * first.numel() * second.shape[-1]
-    if name.startswith(ATTENTION):
-        backward = name.endswith("backward")
-        queries, keys = tensors[1:3] if backward else tensors[:2]
-        return (10 if backward else 4) * queries.numel() * keys.shape[-2]
-    return 0
+    return 4 * tensors[0].numel() * tensors[1].shape[-2]
 
 
-class MatmulFlops(TorchDispatchMode):
-    """Adds up FLOPs, forward and backward, by operation and dtype of its inputs."""
+def backward_flops(name: str, tensors: list[Tensor], forward: int) -> int:
+    """FLOPs that a gradient through an operation will take: a product for each factor that wants one, and five for
+    attention, which computes its weights again."""
+    if not torch.is_grad_enabled():
+        return 0
+    if name in PRODUCTS:
+        factors = tensors[PRODUCTS[name] : PRODUCTS[name] + 2]
+        return forward * sum(factor.requires_grad for factor in factors)
+    return forward * 5 // 2 * any(tensor.requires_grad for tensor in tensors[:3])
+
+
+class _Products(TorchDispatchMode):
+    """Adds up FLOPs by operation and dtype of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +53,30 @@ class MatmulFlops(TorchDispatchMode):
         name = func._overloadpacket.__name__
         if name in PRODUCTS or name.startswith(ATTENTION):
             tensors = [arg for arg in args if isinstance(arg, Tensor)]
-            self.flops[name.strip("_"), tensors[0].dtype] += flops_of(name, tensors)
+            forward = flops_of(name, tensors)
+            self.flops[name.strip("_"), tensors[0].dtype] += forward + backward_flops(name, tensors, forward)
         return func(*args, **(kwargs or {}))
+
+
+class MatmulFlops(TorchFunctionMode):
+    """Adds up FLOPs by operation and dtype of its inputs: what runs forward is seen, and what autograd will make of it
+    backward follows from that.
+
+    A backward pass runs unseen, since under a dispatch mode autograd adds up gradients in new tensors instead of in
+    place: with a loss in chunks a third more peak memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = _Products()
+
+    @property
+    def flops(self) -> Counter[tuple[str, torch.dtype]]:
+        return self.products.flops
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with nullcontext() if func is Tensor.backward else self.products:
+            return func(*args, **(kwargs or {}))
 
     def share(self, dtype: torch.dtype) -> float | None:
         """Of all FLOPs those with inputs of `dtype`; None when there were none at all."""

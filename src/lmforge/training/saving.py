@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmforge.config.aside import sync
-from lmforge.config.errors import Exit, OutOfMemory, UsageError, exit_code_of, is_out_of_memory
+from lmforge.config.errors import Exit, OutOfMemory, SaveFailed, UsageError, exit_code_of, is_out_of_memory
 from lmforge.parallel.control import Control
 from lmforge.parallel.parallel import Parallel
 from lmforge.runs.folder import list_checkpoints
@@ -163,11 +164,24 @@ class Saver:
         if Exit.OUT_OF_MEMORY in codes and not is_out_of_memory(self.error):
             raise OutOfMemory("another rank had no memory to write its part of a checkpoint")
         if any(codes):
-            raise self.error or RuntimeError("another rank could not write its part of a checkpoint")
+            raise self.error or SaveFailed("another rank could not write its part of a checkpoint")
 
     def failed(self) -> int:
         """The exit code that what went wrong here stands for, 0 when nothing did."""
         return 0 if self.error is None else int(exit_code_of(self.error))
+
+    def _explained(self, name: str, error: BaseException) -> BaseException:
+        """What the disk refused, with what is still there and how to go on; any other error as it is."""
+        if not isinstance(error, OSError | SafetensorError) or is_out_of_memory(error):
+            return error
+        whole = whole_checkpoints(self.folder)
+        stands = f"{whole[-1].folder.name} stands" if whole else "there is none before it"
+        failed = SaveFailed(
+            f"checkpoint {name} could not be written to {self.folder}: {error}; {stands}. When that is mended, go on "
+            f"with: python train.py resume={self.folder.parent}"
+        )
+        failed.__cause__ = error
+        return failed
 
     def clean(self, report: Callable[[str], None]) -> None:
         """Remove what interrupted saves left behind, and name them. Rank 0, before any rank saves."""
@@ -200,7 +214,7 @@ class Saver:
                 self._publish(aside, self.folder / name, state)
                 self._prune()
         except BaseException as error:
-            self.error = error
+            self.error = self._explained(name, error)
             self.copied.set()
             self.written.set()
             if self.world == 1:  # else the others still write into it; the next start removes it

@@ -1,0 +1,1 @@
+"""Real trainings under injected faults, watched from outside; nothing here imports torch."""
