@@ -15,6 +15,12 @@ from lmforge.runs.going_on import continue_run, open_run
 BATCH = ("batch.sequences=8", "model.context=32")
 
 
+@pytest.fixture(autouse=True)
+def _place_to_meet(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+
+
 def of_job(job, restarts=0, ranks=2):
     return Launch("torchrun", world_size=ranks, local_world_size=ranks, job=job, restarts=restarts)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from lmforge.runs.going_on import continue_run, open_run
 from lmforge.runs.plan import Plan, compose_train, plan_from_run, plan_train, settle
 from lmforge.start import helptext
 from lmforge.start.alone import ALONE, plan_alone
+from lmforge.start.announced import announced
 from lmforge.sweep import start as sweep
 
 OF_RANKS = ("train", "evaluate")  # front doors that an outer launcher may start several times
@@ -186,7 +186,7 @@ class FrontDoor:
             note_outcome(None)
         let_idle_threads_sleep()
         try:
-            with _announced(self.name, config, run):
+            with announced(self.name, config, run):
                 self.job(config, run)
             self._note_end(Exit.DONE)
         finally:
@@ -288,29 +288,3 @@ def _received(shared: Mapping[str, Any]) -> Plan:
     if shared["problems"]:
         raise UsageError(shared["problems"])
     return Plan(shared["plain"], RunFolder(shared["folder"]) if shared["folder"] else None, done=shared["done"])
-
-
-@contextmanager
-def _announced(name: str, config: DictConfig, run: RunFolder) -> Iterator[None]:
-    """While the job runs, processes that it starts find its run folder (and config, where that is not the folder's)
-    in the environment."""
-    if os.environ.get(RUN_VARIABLE):
-        yield
-        return
-    os.environ[RUN_VARIABLE] = str(run.path.resolve())
-    own: str | None = None
-    try:
-        if name != "train":
-            own = os.environ[CONFIG_VARIABLE] = _temporary(dump_yaml(OmegaConf.to_container(config, resolve=True)))
-        yield
-    finally:
-        os.environ.pop(RUN_VARIABLE, None)
-        if own:
-            os.environ.pop(CONFIG_VARIABLE, None)
-            Path(own).unlink(missing_ok=True)
-
-
-def _temporary(text: str) -> str:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    return file.name
