@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from lmforge.config.errors import UsageError
-from lmforge.parallel.parallel import Parallel
 from lmforge.training.checkpoint import PieceReader
+
+if TYPE_CHECKING:  # an export is opened without Lightning
+    from lmforge.parallel.parallel import Parallel
 
 WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
@@ -43,12 +46,17 @@ def match_names(network: nn.Module, reader: PieceReader, others: Iterable[str] =
     return {name: found[name] for name in wanted}
 
 
-def load_weights(network: nn.Module, reader: PieceReader, parallel: Parallel | None = None) -> None:
-    """Fill every parameter and buffer of `network`; raises UsageError before anything is changed."""
-    parallel = parallel or Parallel(network)
-    names = match_names(parallel.whole, reader, parallel.names)
-    for name, tensor in (dict(parallel.whole.named_parameters()) | dict(parallel.whole.named_buffers())).items():
-        parallel.fill(name, tensor, partial(reader.load, names[name]))
+def load_weights(network: nn.Module, reader: PieceReader, parallel: "Parallel | None" = None) -> None:
+    """Fill every parameter and buffer of `network`, spread as `parallel` says or whole in this process; raises
+    UsageError before anything is changed."""
+    whole, others = (parallel.whole, parallel.names) if parallel else (network, ())
+    names = match_names(whole, reader, others)
+    for name, tensor in (dict(whole.named_parameters()) | dict(whole.named_buffers())).items():
+        load = partial(reader.load, names[name])
+        if parallel:
+            parallel.fill(name, tensor, load)
+        else:
+            load(tensor)
 
 
 def some(names: list[str], most: int = 6) -> str:
