@@ -135,6 +135,8 @@ class FrontDoor:
             from lmforge.parallel.connect import check_build
 
             check_build(plan.plain["strategy"]["process_group_backend"])
+        if self.launch.kind == "torchrun":
+            end_with_parent()  # without its agent, which was killed, a rank would train on unseen and hold the folder
         if self.launch.external:
             plan = self._share(plan, command)
         else:
