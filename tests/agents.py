@@ -5,6 +5,7 @@ agents, their rendezvous, their signals and restarts are torch's, unchanged.
 """
 
 import contextlib
+import ctypes
 import os
 import runpy
 import signal
@@ -112,6 +113,7 @@ def _agent(words: list[str], folder: str, changes: Sequence[Callable[[], None]],
 def _worker(words: list[str], changes: Sequence[Callable[[], None]]) -> None:
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+    ctypes.CDLL(None).prctl(1, 0)  # a forked worker is told to end with its agent, a command's process is not
     rank_zero_only.rank = int(os.environ["RANK"])  # read at import, which was in another process
     Path("/proc/self/comm").write_text(f"rank-{os.environ['RANK']}")
     for change in changes:

@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 from changes import note_samples, samples_of, slow_steps
@@ -86,6 +88,32 @@ def test_one_worker_that_is_told_ends_the_job_with_0(program, whole, number, cod
     again = node(program, rendezvous(), 0.0, "resume=auto", **alone)
     assert again.finish() == 0, again.output
     assert_as_whole(program, whole)
+
+
+@pytest.mark.slow
+def test_workers_do_not_outlive_a_killed_agent(program) -> None:
+    agent = node(program, rendezvous(), 0.05, "trainer.max_steps=100000", min_nodes=1, max_nodes=1, nproc_per_node=2)
+    wait_for(lambda: logged(program) >= 3, [agent])
+    workers = agent.workers()
+    assert len(workers) == 2
+    os.kill(agent.process.pid, signal.SIGKILL)
+    agent.process.join()
+    try:
+        deadline = time.monotonic() + 40
+        while any(map(lives, workers)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(map(lives, workers))
+    finally:
+        for worker in filter(lives, workers):
+            os.kill(worker, signal.SIGKILL)
+
+
+def lives(pid: int) -> bool:
+    """And is no corpse that nobody has asked about yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def said(agents: list[Agent]) -> str:

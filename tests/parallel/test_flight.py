@@ -1,5 +1,6 @@
 """What the flight recorder says of collectives that are over, that wait, and that have not begun on a GPU."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,21 @@ def test_who_waits() -> None:
     given = entry(4, "nccl:all_reduce")  # the GPU has not come to it: it may be busy with this rank's own work
     assert flight.waits_in([given]) is None
     assert flight.waits_in([given | {"state": "started"}]) == "nccl:all_reduce number 4 of 10 values"
-    assert flight.reached([entry(1), entry(5)]) == {"0": 5}
+    assert flight.reached([entry(1), given, entry(5)]) == {"gloo 0": 5, "nccl 0": 4}
+
+
+def test_two_recorders_in_order_of_time(monkeypatch) -> None:
+    """A GPU's ranks have both; what is older waits first, whichever backend it is of."""
+
+    def recorder(*entries: flight.Entry) -> Callable[[bool, bool], bytes]:
+        return lambda collectives, active: json.dumps({"entries": entries}).encode()
+
+    gloo, nccl = entry(9), entry(4, "nccl:all_reduce", state="started")
+    late, early = gloo | {"time_created_ns": 7}, nccl | {"time_created_ns": 3}
+    monkeypatch.setattr(flight.c10d, "_dump_fr_trace_json", recorder(late))
+    monkeypatch.setattr(flight.c10d, "_dump_nccl_trace_json", recorder(early, early | {"is_p2p": True}), raising=False)
+    assert flight.recorded() == [early, late]
+    assert flight.waits_in(flight.recorded()) == "nccl:all_reduce number 4 of 10 values"
 
 
 def wait_until(done: Callable[[], bool]) -> None:
@@ -55,7 +70,7 @@ def two_ranks() -> tuple[str | None, dict[str, int]]:
 def test_two_real_ranks_one_of_which_waits() -> None:
     (waits, reached), (idle, behind) = run_ranks(two_ranks, 2)
     assert waits == "gloo:all_reduce number 2 of 10 values"
-    assert (idle, reached, behind) == (None, {"0": 2}, {"0": 1})
+    assert (idle, reached, behind) == (None, {"gloo 0": 2}, {"gloo 0": 1})
 
 
 def one_gpu() -> list[str]:

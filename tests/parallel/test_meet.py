@@ -181,12 +181,15 @@ def test_two_processes_with_one_rank_and_a_dead_one(port) -> None:
 def test_rank_0_hears_of_two_processes_with_one_rank(port) -> None:
     def second() -> None:
         store = dist.TCPStore("127.0.0.1", port, 3, False, timedelta(seconds=10), False)
-        dist.PrefixStore("meeting", store).set("problem", "twice the same")
+        hall = dist.PrefixStore("meeting", store)
+        hall.wait(["rank/1/here"], timedelta(seconds=10))
+        time.sleep(0.6)  # until rank 0 has looked and counts on rank 1 to hear it
+        hall.set("problem", "twice the same")
 
-    timer = threading.Timer(0.3, second)
-    timer.start()
+    thread = threading.Thread(target=second)
+    thread.start()
     said, seconds = at_once(*(Meeting("127.0.0.1", port, rank, 3, LONG) for rank in (0, 1)))
-    timer.join()
+    thread.join()
     assert said == ["twice the same"] * 2
     assert seconds < 8
 

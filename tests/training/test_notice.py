@@ -142,6 +142,19 @@ def test_who_does_not_answer_is_named_once_and_asked_again(capsys) -> None:
     assert said.endswith("the service says that this machine will be taken away\n")
 
 
+@pytest.mark.parametrize("answer", ["[]", '{"Events": [1]}', '{"Events": 1}'])
+def test_a_strange_answer_is_none(service, capsys, answer) -> None:
+    """And the question is asked again."""
+    service.answers = {AZURE: (200, answer), NAME: (200, "vm_1")}
+    found = threading.Event()
+    running = Notice(asks_of(f"{service.address}{AZURE}", None), 0.01, found.set)
+    until(lambda: len(service.asked) > 1)
+    service.answers[AZURE] = (200, json.dumps({"Events": [SOON]}))
+    assert found.wait(10)
+    running.stop()
+    assert "gives no answer (" in capsys.readouterr().err
+
+
 def test_a_notice_is_not_looked_for_after_the_end() -> None:
     looked: list[float] = []
     running = Notice({"it": lambda: bool(looked.append(time.monotonic()))}, 0.01, lambda: None)
@@ -170,7 +183,9 @@ def test_a_notice_ends_a_run_as_a_signal_does(shards, service, capsys) -> None:
 def test_a_word_that_is_no_address_is_refused(shards) -> None:
     plain = compose(shards)
     plain["callbacks"]["preemption"]["notice_url"] = "file:///etc/hosts"
-    (problem,) = preflight(plain)[0]
+    plain["callbacks"]["another"] = {"notice_url": "ftp://host"}
+    problem, another = preflight(plain)[0]
+    assert "callbacks.another.notice_url=ftp://host: not allowed" in another
     assert (
         "callbacks.preemption.notice_url=file:///etc/hosts: not allowed; allowed: aws, gcp, azure, an address"
         in problem

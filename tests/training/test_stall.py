@@ -17,7 +17,7 @@ from lmforge.tasks.update import UpdateTask
 from lmforge.training import stall
 from lmforge.training.stall import StallWatch
 from lmforge.training.stall_place import Place
-from lmforge.training.stall_verdict import read_notes
+from lmforge.training.stall_verdict import Note, read_notes
 from tiny import compose
 
 
@@ -106,10 +106,10 @@ def test_longer_limits(beside, facts, phase, waits, limit) -> None:
     assert ends(beside, 0.2) == (limit < math.inf)
 
 
-def other(beside: Beside, **facts: Any) -> None:
-    """Rank 1's word."""
+def other(beside: Beside, rank: int = 1, **facts: Any) -> None:
+    """Another rank's word."""
     beside.watch.looks += 1
-    note = replace(beside.watch._note(), rank=1, **facts)
+    note = replace(beside.watch._note(), rank=rank, **facts)
     note.write(beside.watch.folder)
 
 
@@ -127,11 +127,32 @@ def test_a_rank_that_is_asked_answers_and_leaves_with_the_report(tmp_path, monke
     beside = Beside(tmp_path, monkeypatch, rank=1, world=2)
     beside.watch.folder.mkdir()
     assert not ends(beside, 0.0)  # it moves, and says so
-    assert not read_notes(beside.watch.folder)[1].hangs
+    assert not read_notes(beside.watch.folder, 2)[1].hangs
     assert not ends(beside, 11.0)  # it hangs, but rank 0 is the one to say what happened
-    beside.monkeypatch.setattr(stall, "read_notes", lambda folder: {})
+    beside.monkeypatch.setattr(stall, "read_notes", lambda folder, below: {})
     beside.watch.report.write_text("over")
     assert ends(beside, 0.0)
+
+
+def test_one_of_many_reads_the_first_ranks_notes_only(tmp_path, monkeypatch) -> None:
+    """All of them once these are silent."""
+    (tmp_path / "checkpoints").mkdir()
+    beside = Beside(tmp_path, monkeypatch, rank=8, world=1000)
+    asked: list[int] = []
+
+    def read(folder: Path, below: int) -> dict[int, Note]:
+        asked.append(below)
+        return read_notes(folder, below)
+
+    monkeypatch.setattr(stall, "read_notes", read)
+    beside.watch.folder.mkdir()
+    other(beside, 7, idle=50.0)
+    other(beside, 999, idle=50.0)
+    assert not ends(beside, 11.0)
+    assert asked == [8]
+    monkeypatch.setattr(stall, "GRACE", 0.0)
+    assert not ends(beside, 1.0)  # its own word would be too old too
+    assert asked == [8, 8, 1000]
 
 
 def test_what_goes_on_leaves_nothing(tmp_path, monkeypatch) -> None:

@@ -91,5 +91,5 @@ def test_notes_on_disk(tmp_path: Path) -> None:
     (tmp_path / "rank-00001.json").write_text('{"rank": 1, "ho')
     (tmp_path / "rank-00002.json").write_text('{"rank": 2}')
     (tmp_path / "rank-00003.txt").write_text("stack")
-    assert read_notes(tmp_path) == {4: mine}
-    assert read_notes(tmp_path / "absent") == {}
+    assert read_notes(tmp_path, 5) == {4: mine}
+    assert read_notes(tmp_path / "absent", 5) == {}

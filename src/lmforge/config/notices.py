@@ -15,11 +15,13 @@ CLOUDS = {
 
 
 def check_notice(cfg: Mapping[str, Any]) -> None:
-    """Only a cloud's word or an address of the web is asked."""
-    entry = (cfg["callbacks"] or {}).get("preemption") or {}
-    url = entry.get("notice_url")
-    if url is not None and url not in CLOUDS and not str(url).startswith(("http://", "https://")):
-        raise UsageError(
-            f"callbacks.preemption.notice_url={url}: not allowed; allowed: {', '.join(CLOUDS)}, "
-            "an address that begins with http:// or https://, or null"
-        )
+    """Only a cloud's word or an address of the web is asked, whatever the callback's entry is called."""
+    urls = {name: (entry or {}).get("notice_url") for name, entry in (cfg["callbacks"] or {}).items()}
+    problems = [
+        f"callbacks.{name}.notice_url={url}: not allowed; allowed: {', '.join(CLOUDS)}, "
+        "an address that begins with http:// or https://, or null"
+        for name, url in urls.items()
+        if url is not None and url not in CLOUDS and not str(url).startswith(("http://", "https://"))
+    ]
+    if problems:
+        raise UsageError(problems)

@@ -6,6 +6,8 @@ from typing import Any
 from torch._C import _distributed_c10d as c10d
 
 Entry = dict[str, Any]
+# NCCL has a recorder of its own, which a torch for CPUs lacks; all else is in the first.
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
 def recorded() -> list[Entry]:
@@ -13,11 +15,10 @@ def recorded() -> list[Entry]:
 
     May be asked from any thread while another hangs in a collective.
     """
-    dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
-    if dump is None:
-        return []
-    entries = json.loads(dump(True, False) or "{}").get("entries", [])
-    return [entry for entry in entries if not entry.get("is_p2p")]
+    dumps = [getattr(c10d, name) for name in RECORDERS if hasattr(c10d, name)]
+    entries = [entry for dump in dumps for entry in json.loads(dump(True, False) or "{}").get("entries", [])]
+    own = [entry for entry in entries if not entry.get("is_p2p")]
+    return sorted(own, key=lambda entry: entry["time_created_ns"])
 
 
 def waits_in(entries: list[Entry]) -> str | None:
@@ -35,8 +36,10 @@ def waits_in(entries: list[Entry]) -> str | None:
 
 
 def reached(entries: list[Entry]) -> dict[str, int]:
-    """How many collectives of each process group this rank has entered."""
-    return {entry["process_group"][0]: entry["collective_seq_id"] for entry in entries}
+    """How many collectives of each process group this rank has entered, gloo's and NCCL's of one group apart: each
+    backend counts its own."""
+    groups = [f"{entry['profiling_name'].partition(':')[0]} {entry['process_group'][0]}" for entry in entries]
+    return {group: entry["collective_seq_id"] for group, entry in zip(groups, entries, strict=True)}
 
 
 def _product(shape: list[int]) -> int:

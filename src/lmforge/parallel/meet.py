@@ -134,7 +134,8 @@ def _client(meeting: Meeting, deadline: float) -> dist.Store:
         thread.join(left)
     if found and isinstance(found[0], dist.Store):
         return found[0]
-    raise NotConnected(unreachable(meeting, "something listens there, but it is no rank 0 that waits for others"))
+    why = f" ({str(found[0]).splitlines()[0][:200]})" if found and str(found[0]) else ""
+    raise NotConnected(unreachable(meeting, f"something listens there, but it is no rank 0 that waits for others{why}"))
 
 
 def _hang_up(port: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmforge.config.errors import ExitError
 from lmforge.soak import report
-from lmforge.soak.command import begin, finish
+from lmforge.soak.command import begin, ended_by_sigterm, finish
 from lmforge.soak.faults import FAULTS
 from lmforge.soak.play import NOT_DONE, Play
 from lmforge.soak.verdicts import Verdict
@@ -23,17 +23,22 @@ def main() -> int:
     steps = (GAP + 2 * SAVE_EVERY) * len(FAULTS)
     report.say(f"{len(FAULTS)} faults, one after the other, on a training of {steps} steps on two processes")
     try:
-        found = begin(folder, "", steps, SAVE_EVERY, HANG_SECONDS)
-        play = Play(found.setup, "faults")
-        found.plays.append(play)
-        play.run(each(play))
-        found.compare(play)
-        judged = [verdict for verdict in found.verdicts(MEMORY, HANDLES) if verdict.passed is not None]
-        finish(found, [all_proven(play), *judged], OUT, {})
+        with ended_by_sigterm():
+            _every_fault(folder, steps)
     except ExitError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return int(error.exit_code)
     return 0
+
+
+def _every_fault(folder: Path, steps: int) -> None:
+    found = begin(folder, "", steps, SAVE_EVERY, HANG_SECONDS)
+    play = Play(found.setup, "faults")
+    found.plays.append(play)
+    play.run(each(play))
+    found.compare(play)
+    judged = [verdict for verdict in found.verdicts(MEMORY, HANDLES) if verdict.passed is not None]
+    finish(found, [all_proven(play), *judged], OUT, {})
 
 
 def each(play: Play) -> Iterator[tuple[str, int]]:

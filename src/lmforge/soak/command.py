@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,15 +109,21 @@ def begin(folder: Path, words: str, steps: int, save_every: int, hang_seconds: f
 
 def soak(cfg: DictConfig) -> None:
     """Prints what happened and the verdicts, and writes the report. Raises SoakFailed when a limit was not kept."""
+    with ended_by_sigterm():
+        _soak(cfg)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises Terminated, so that the training at work is ended too."""
     before = signal.signal(signal.SIGTERM, _leave)
     try:
-        _soak(cfg)
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def _leave(number: int, frame: Any) -> None:
-    """So that the training at work is ended too."""
     raise Terminated("the soak was stopped; nothing is judged")
 
 

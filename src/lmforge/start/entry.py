@@ -135,6 +135,8 @@ class FrontDoor:
             from lmforge.parallel.connect import check_build
 
             check_build(plan.plain["strategy"]["process_group_backend"])
+        if self.launch.kind == "torchrun":
+            end_with_parent()  # without its agent, which was killed, a rank would train on unseen and hold the folder
         if self.launch.external:
             plan = self._share(plan, command)
         else:
@@ -193,11 +195,12 @@ class FrontDoor:
             run.unlock()
         return Exit.DONE
 
-    def _note_end(self, code: Exit) -> None:
-        """From the first rank, and from any other that fails. A run that was killed has no such note."""
+    def _note_end(self, code: Exit, agreed: bool = False) -> None:
+        """From the first rank, and from any other that fails by itself. A run that was killed has no such note."""
         if self.launch.rank != 0 and not code:
             return
-        if self.name == "train" and self.run_folder is not None:
+        writes = self.launch.rank == 0 or not agreed  # else a file would be written as often as there are ranks
+        if self.name == "train" and self.run_folder is not None and writes:
             self.run_folder.note_end(code)
         else:
             note_outcome(code)
@@ -253,7 +256,7 @@ class FrontDoor:
         """Prints what went wrong and returns the code for whoever started this process. Wrong input found before the
         job began is the same on all ranks, and rank 0 says it."""
         code = exit_code_of(error)
-        self._note_end(code)
+        self._note_end(code, isinstance(error, AGREED))
         if isinstance(error, UsageError):
             self._take_back()
             speaks = self.launch.rank == 0 or self.launch.kind == "hand"  # whose words were typed for itself alone

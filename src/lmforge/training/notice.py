@@ -44,7 +44,7 @@ class Notice:
     def _asked(self, name: str, ask: Ask) -> bool:
         try:
             return ask()
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever a stranger answers must not end this thread
             if name not in self.silent:
                 self.silent.add(name)
                 print(f"warning: {name} gives no answer ({error}); it is asked again", file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ from lmforge.training.checkpointing import CheckpointCallback
 from lmforge.training.resources import peak_memory_bytes
 
 DEATH_SECONDS = 5.0  # how long a rank whose connection broke waits to learn who has died
+PASSED_ON = (Exit.WRONG_INPUT, Exit.NON_FINITE, Exit.OUT_OF_MEMORY, Exit.STALL)  # codes that all ranks end with
 BROKEN = ("Connection closed", "Connection reset", "Broken pipe", "gloo", "NCCL", "another rank", "Socket")
 
 
@@ -123,14 +124,18 @@ class MemoryGuard(pl.Callback):
         death = death._replace(code=self._noted_code() if death.code is None else death.code)
         what = f"{death} after step {self.task.global_step if self.task is not None else 0}"
         if death.code not in (None, -signal.SIGKILL):
-            passed_on = (Exit.WRONG_INPUT, Exit.NON_FINITE, Exit.OUT_OF_MEMORY, Exit.STALL)
-            code = next((code for code in passed_on if code == death.code), Exit.FAILED)
+            code = next((code for code in PASSED_ON if code == death.code), Exit.FAILED)
             return RankLost(f"{what}; its own message tells why", code)
         if oom_kills() > self.kills:
             why = "the kernel has just killed a process because memory ran out"
         else:
             why = "most likely the kernel did it because memory ran out (`dmesg` tells), if nobody did it by hand"
         return OutOfMemory(f"{what}: {why}\n{self._advice()}")
+
+    def of_note(self) -> RankLost | None:
+        """What this rank ends with after one of another machine, which cannot be watched, has noted why it ended."""
+        code = next((code for code in PASSED_ON if code == self._noted_code()), None)
+        return RankLost("a rank of another machine has ended; its own message tells why", code) if code else None
 
     def _noted_code(self) -> int | None:
         """What the rank itself wrote down before it ended, where its exit code could not be asked for."""
@@ -170,6 +175,8 @@ def explained(trainer: pl.Trainer) -> Iterator[None]:
         death = watch.cause(DEATH_SECONDS)
         if death is not None:
             raise guard.of_death(death) from error
+        if (other := guard.of_note()) is not None:
+            raise other from error
         if (lost := no_answer(causes(error), connection(guard.cfg))) is not None:
             raise lost from error
         raise

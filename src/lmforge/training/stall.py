@@ -27,6 +27,7 @@ from lmforge.training.stall_place import find_place, stacks
 from lmforge.training.stall_verdict import Note, read_notes, verdict, waiting
 
 GRACE = 30.0  # seconds in which a rank has to answer: storage that ranks share may show a file late
+JUDGES = 8  # the first ranks, which read every note; a thousand that did so would load storage that may be slow already
 RECENT = 200  # collectives that are kept for a look at what came before
 
 
@@ -173,20 +174,27 @@ class StallWatch(pl.Callback):
 
     def _decide(self) -> None:
         """The lowest rank that answers ends the run when nobody has time left; its report tells the others to leave."""
-        now = time.monotonic()
-        for rank, note in read_notes(self.folder).items():
-            if rank not in self.heard or self.heard[rank][0] != note:
-                self.heard[rank] = note, now
-        notes = [note for _, (note, when) in sorted(self.heard.items()) if now - when < GRACE]
+        if self.rank >= JUDGES and self._hear(JUDGES):
+            return
+        notes = self._hear(self.world)
         assert self.hung_since is not None
-        waits_on = any(not note.hangs for note in notes) or (len(notes) < self.world and now - self.hung_since < GRACE)
-        if waits_on or notes[0].rank != self.rank:
+        all_had_time = time.monotonic() - self.hung_since >= GRACE
+        waits_on = any(not note.hangs for note in notes) or (len(notes) < self.world and not all_had_time)
+        if waits_on or [note.rank for note in notes[:1]] != [self.rank]:
             return
         text = self._report(notes)
         write_aside(self.report, f"{text}\n")
         self.run.note_end(Exit.STALL)
         print(text, file=sys.stderr, flush=True)
         self._leave()
+
+    def _hear(self, below: int) -> list[Note]:
+        """The words of ranks `below` this one that are not older than `GRACE`, in order of rank."""
+        now = time.monotonic()
+        for rank, note in read_notes(self.folder, below).items():
+            if rank not in self.heard or self.heard[rank][0] != note:
+                self.heard[rank] = note, now
+        return [note for rank, (note, when) in sorted(self.heard.items()) if rank < below and now - when < GRACE]
 
     def _report(self, notes: list[Note]) -> str:
         saved = list_checkpoints(self.run.checkpoints)

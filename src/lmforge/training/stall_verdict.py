@@ -45,17 +45,21 @@ class Note:
         return self.idle >= self.limit
 
     def write(self, folder: Path) -> None:
-        write_aside(folder / f"rank-{self.rank:05d}.json", json.dumps(asdict(self)))
+        write_aside(_file_of(folder, self.rank), json.dumps(asdict(self)))
 
 
-def read_notes(folder: Path) -> dict[int, Note]:
-    """Every note in the folder, by rank; one that cannot be read is not there."""
+def read_notes(folder: Path, below: int) -> dict[int, Note]:
+    """The notes in the folder of ranks `below` this one, in order; one that cannot be read is not there."""
     notes: dict[int, Note] = {}
-    for file in folder.glob("rank-?????.json"):
+    for rank in range(below):
         with suppress(OSError, ValueError, TypeError, KeyError):
-            facts = json.loads(file.read_text(encoding="utf-8"))
-            notes[facts["rank"]] = Note(**{**facts, "position": tuple(facts["position"])})
-    return dict(sorted(notes.items()))
+            facts = json.loads(_file_of(folder, rank).read_text(encoding="utf-8"))
+            notes[rank] = Note(**{**facts, "position": tuple(facts["position"])})
+    return notes
+
+
+def _file_of(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.json"
 
 
 def waiting(place: Place, collective: str | None) -> str | None:
