@@ -125,10 +125,22 @@ def make_network(cfg: DictConfig, vocab_size: int) -> torch.nn.Module:
         return build(cfg.model, vocab_size=rows)
 
 
+def check_rows(cfg: DictConfig, network: torch.nn.Module) -> None:
+    """Raises UsageError where the embedding's rows, which the data may have decided, cannot be cut into equal parts."""
+    tp = layout_of(cfg).tp
+    if tp > 1 and (rows := int(network.vocab_size)) % tp:  # type: ignore[arg-type]
+        raise UsageError(
+            f"model.vocab_size={cfg.model.vocab_size or 'null'}: {rows} rows, which strategy.tp={tp} does not divide; "
+            f"model.vocab_size={-(-rows // tp) * tp} would, or another strategy.tp"
+        )
+
+
 def make_task(cfg: DictConfig, data: TokenWindows, steps: int, initialise: bool) -> UpdateTask:
+    network = make_network(cfg, data.vocab_size)
+    check_rows(cfg, network)
     task = build(
         cfg.task,
-        network=make_network(cfg, data.vocab_size),
+        network=network,
         make_optimizers=partial(build, cfg.optimizer),
         schedule=build(cfg.schedule),
         total_steps=steps,
