@@ -46,6 +46,8 @@ def quiet() -> None:
     show_log(rank_zero_only(print))
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # of a matrix that tensor parallelism and FSDP both cut, which Muon gathers in two messages
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", message=".*`isinstance.treespec, LeafSpec.` is deprecated.*")
