@@ -6,6 +6,7 @@ from pathlib import Path
 import jobs
 import pytest
 import spoiled
+import torch
 from parity import Alone, differences, spread
 
 SHAPE = ("model.n_layer=4", "model.n_kv_head=2", "precision=64-true")
@@ -47,6 +48,14 @@ def alone(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
 def test_a_layout_equals_one_process(shards, alone, words, numbers) -> None:
     words, numbers = f"{words} batch.sequences=12", (*SHAPE, *numbers)
     assert differences(spread(shards, words, numbers), alone(*numbers), 1e-9) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs, which NCCL wants one of for each rank")
+@pytest.mark.parametrize("strategy", ["hsdp strategy.shard=1", "tensor", "context", "pipeline"])
+def test_two_gpus_equal_one_process(shards, alone, strategy) -> None:
+    words = f"strategy={strategy} trainer.devices=2 trainer.accelerator=gpu batch.sequences=12"
+    assert differences(spread(shards, words, SHAPE), alone(*SHAPE), 1e-7) == []
 
 
 @pytest.mark.parametrize("strategy", ["tensor", "context", "pipeline"])

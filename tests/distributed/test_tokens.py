@@ -24,8 +24,17 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(folder, {"train": documents(10, 2), "val": documents(10, 2)}, vocab_size=50)
 
 
-def one_update(shards: Path, world: int, *changes: jobs.Change) -> tuple[Path, list[jobs.Facts]]:
-    words = ("model.context=10", "batch.sequences=2", "trainer.max_steps=1", "trainer.gradient_clip_val=null")
+def one_update(
+    shards: Path, world: int, *changes: jobs.Change, strategy: str = "auto"
+) -> tuple[Path, list[jobs.Facts]]:
+    words = (
+        f"strategy={strategy}",
+        "model.n_kv_head=2",
+        "model.context=10",
+        "batch.sequences=2",
+        "trainer.max_steps=1",
+        "trainer.gradient_clip_val=null",
+    )
     plain = compose(shards, *words, "optimizer.lr=1e-2", "optimizer.eps=1e-3", f"trainer.devices={world}")
     folder = new_run(plain).path
     return folder, train_on(world, plain, folder, *changes)
@@ -37,10 +46,14 @@ def furthest(folder: Path, other: Path) -> float:
     return max(float((value - theirs[name]).abs().max()) for name, value in weights(folder).items())
 
 
-def test_nine_targets_and_one(uneven) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "targets"), [("ddp", [1, 9]), ("fsdp", [1, 9]), ("tensor", [10, 10]), ("pipeline", [10, 10])]
+)
+def test_nine_targets_and_one(uneven, strategy, targets) -> None:
+    """On two ranks that read a row each, and on two that share the work on both rows."""
     alone, (expected,) = one_update(uneven, 1)
-    folder, facts = one_update(uneven, 2)
-    assert sorted(rank["targets"][0] for rank in facts) == [1, 9]
+    folder, facts = one_update(uneven, 2, strategy=strategy)
+    assert sorted(rank["targets"][0] for rank in facts) == targets
     assert furthest(folder, alone) < 1e-6
     assert [rank["logged_loss"] for rank in facts] == pytest.approx([expected["logged_loss"]] * 2, abs=1e-6)
 

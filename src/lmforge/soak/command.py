@@ -31,7 +31,7 @@ trainer.threads=1 trainer.val_every_n_steps=null
 """
 WATCHED = """
 callbacks=probed callbacks.samples=null callbacks.checkpoint.keep_last=2 trainer.log_every_n_steps=1
-trainer.nonfinite_patience=3
+trainer.nonfinite_patience=3 callbacks.stall.step_seconds=20
 """
 
 

@@ -137,6 +137,7 @@ def _killed(training: Training) -> None:
 KILLED = (-signal.SIGKILL,)
 BROKEN = (Exit.FAILED, Exit.OUT_OF_MEMORY)  # a killed rank looks like one that ran out of memory
 _stopped = _said(r"stopped at step (\d+) and saved")
+_stalled = _said(r"lags: no answer[\s\S]*? of step (\d+)")
 _unsaved = _said(r"SaveFailed: checkpoint step-(\d+) could not be written", "save of step")
 _skipped = _said(r"not finite in \d+ updates in a row, the last one (\d+)")
 _passed_over = _said(r"incomplete or corrupt checkpoint \S+/step-(\d+)", "checkpoint of step")
@@ -148,6 +149,7 @@ FAULTS: dict[str, Fault] = {
     "SIGTERM to one rank": Fault(_to_last_rank(signal.SIGTERM), (Exit.SIGTERM,), _stopped),
     "SIGUSR1 to one rank": Fault(_to_last_rank(signal.SIGUSR1), (Exit.REQUEUE,), _stopped),
     "pause of all ranks": Fault(_pause, (), _last_update),
+    "stopped rank": Fault(_to_last_rank(signal.SIGSTOP), (Exit.STALL,), _stalled),
     "corrupt checkpoint": Fault(_killed, KILLED, _passed_over, mend=_corrupt, later=True),
     "full disk": Fault(_fill_disk, (Exit.FAILED,), _unsaved),
     "read-only disk": Fault(_read_only, (Exit.FAILED,), _unsaved, mend=_writable),
