@@ -33,7 +33,7 @@ def alone(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
         ("strategy=tensor trainer.devices=2 trainer.loss_chunk=7", GPT2.split()),
         slow("strategy=tensor trainer.devices=2", ("model.norm_place=post",)),
         slow("strategy=tensor trainer.devices=2 compile=eager", ()),
-        ("strategy=tensor trainer.devices=2", ("optimizer=muon",)),
+        ("strategy=tensor trainer.devices=4", ("optimizer=muon",)),
         ("strategy=context trainer.devices=2", (LONG,)),
         ("strategy=context strategy.tp=2 trainer.devices=4 trainer.loss_chunk=5", ()),
         slow("strategy=context strategy.cp=4 trainer.devices=4 trainer.activation_checkpointing=1", GPT2.split()),

@@ -51,12 +51,19 @@ def test_a_rank_that_does_not_answer(shards) -> None:
     assert seconds < 30
 
 
-@pytest.mark.parametrize("where", ["training", "saving"])
-def test_one_rank_without_memory_ends_both(shards, where) -> None:
-    said, seconds = told(shards, partial(mishaps.no_memory_at, 1, 4, where), "strategy=fsdp")
+@pytest.mark.parametrize(
+    ("where", "strategy", "part"),
+    [
+        ("training", "fsdp", "micro-batch 1 of 1"),
+        ("training", "pipeline", "2 micro-batches in a pipeline"),
+        ("saving", "fsdp", ""),
+    ],
+)
+def test_one_rank_without_memory_ends_both(shards, where, strategy, part) -> None:
+    said, seconds = told(shards, partial(mishaps.no_memory_at, 1, 4, where), f"strategy={strategy}")
     assert seconds < 30
     if where == "saving":
         assert "OutOfMemory: rank 1 ran out of memory while it saved step 4" in said
         assert said.count("OutOfMemory: another rank had no memory to write its part of a checkpoint") == 1
     else:
-        assert "OutOfMemory: rank 1 ran out of memory in training: step 4, micro-batch 1 of 1" in said
+        assert f"OutOfMemory: rank 1 ran out of memory in training: step 4, {part} (" in said

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import warnings
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,11 +131,18 @@ def test_the_batch_changes_nothing(trained, result, rows) -> None:
     assert not differences(result, evaluate(plain(trained, f"batch_sequences={rows}"), trained.folder))
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_change_nothing(trained, result, world) -> None:
-    words = ("batch_sequences=1", f"trainer.devices={world}")
-    for other in run_ranks(evaluate, world, plain(trained, *words), trained.folder):
+@pytest.mark.parametrize(
+    ("word", "world"), [("strategy=ddp", 2), ("strategy=ddp", 3), ("strategy=context", 2), ("strategy=pipeline", 2)]
+)
+def test_ranks_change_nothing(trained, result, word, world) -> None:
+    words = ("batch_sequences=1", word, f"trainer.devices={world}")
+    for other in run_ranks(changed, world, strict, plain(trained, *words), trained.folder):
         assert not differences(result, other)
+
+
+def strict() -> None:
+    """Nobody is told that a metric had nothing to count on this rank."""
+    warnings.filterwarnings("error", message=".*was called before the ``update`` method")
 
 
 def shifted() -> None:

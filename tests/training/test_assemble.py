@@ -15,6 +15,7 @@ from fits import fit, score
 from lmforge.config.errors import Exit, Terminated, UsageError
 from lmforge.config.plain import to_config
 from lmforge.data.shards import write_shards
+from lmforge.models.gpt import GPT
 from lmforge.runs.folder import RunFolder
 from lmforge.training import assemble
 from lmforge.training.checkpointing import CheckpointCallback
@@ -158,3 +159,11 @@ def test_a_run_without_checkpoints_does_not_say_that_it_saved() -> None:
     trainer: Any = SimpleNamespace(callbacks=[stopped], global_step=4)
     with pytest.raises(Terminated, match="stopped at step 4; nothing was saved"):
         leave_if_stopped(trainer, RunFolder(Path("run")))
+
+
+def test_rows_that_the_data_decide_must_divide_as_well(shards) -> None:
+    shape = "model.n_head=3 model.n_kv_head=3 model.d_model=48 model.d_ff=48 model.context=48 model.vocab_size=null"
+    config = to_config(compose(shards, "strategy=tensor", "strategy.tp=3", "trainer.devices=3", *shape.split()))
+    with pytest.raises(UsageError, match=r"model\.vocab_size=null: 320 rows, .*strategy\.tp=3 .*model\.vocab_size=321"):
+        assemble.check_rows(config, GPT(320, 8, 1, 3, 3, 48, 48))
+    assemble.check_rows(config, GPT(384, 8, 1, 3, 3, 48, 48))

@@ -10,6 +10,7 @@ from torch import nn
 
 from builders import random_ids, tiny_gpt
 from lmforge.config.errors import UsageError
+from lmforge.parallel.parallel import Parallel
 from lmforge.runs.folder import list_checkpoints
 from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader, write_json, write_pieces
 from lmforge.training.optimizers import adamw, muon
@@ -265,6 +266,16 @@ def test_prefixes_inside_a_name_are_taken_off_too() -> None:
         "blocks.0.attention.q.weight"
     )
     assert plain_name("submodule.modules.weight") == "submodule.modules.weight"
+
+
+def test_a_key_of_another_rank_is_missed_here_too(tmp_path) -> None:
+    """Ranks that hold different parts of a network all refuse the same files, so none waits for one that did."""
+    network, part = tiny_gpt(seed=1), tiny_gpt(seed=2)
+    write_pieces(tmp_path, "weights", 0, {n: p for n, p in weight_pieces(network).items() if n != "norm.weight"})
+    first = Parallel(part)  # knows all names
+    del part.norm
+    with pytest.raises(UsageError, match=r"missing norm\.weight, unexpected none"):
+        load_weights(part, PieceReader([tmp_path / "weights-00000.safetensors"]), first)
 
 
 def test_keys_that_do_not_match_are_listed_and_nothing_is_changed(tmp_path) -> None:

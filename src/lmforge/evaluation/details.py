@@ -14,7 +14,7 @@ from lmforge.data.shards import TokenShards
 from lmforge.data.windows import Windows
 from lmforge.evaluation.calibration import Reliability
 from lmforge.evaluation.domains import DomainSums, document_names, domain_of, label_documents, totals
-from lmforge.tasks.metrics import TokenScores
+from lmforge.tasks.metrics import TokenScores, count_as_updated
 from lmforge.tasks.update import UpdateTask
 
 
@@ -50,6 +50,7 @@ class Details(pl.Callback):
         for metric in (self.reliability, self.sums):
             if metric is not None:
                 metric.to(trainer.strategy.root_device)
+                count_as_updated(metric)
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

@@ -63,6 +63,7 @@ class Piped(Sharded):
             counted.append(counts._replace(loss=counts.loss.detach()))
             return objective.weighed(counts)
 
+        objective.micro_batch = len(shared)  # several are on their way at once
         schedule = self._schedule(len(shared), shared[0]["input_ids"])
         schedule._loss_fn = loss
         self.network.set_requires_gradient_sync(False)  # type: ignore[operator]

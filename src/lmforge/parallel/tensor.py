@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from lmforge.config.errors import UsageError
 from lmforge.parallel.exchange import Team
 
 
@@ -135,10 +136,21 @@ def split_matrices(network: nn.Module, mesh: DeviceMesh) -> None:
         for name in getattr(type(module), "gathers", ()):
             if (branch := _find(module, name)) is not None:
                 branch.register_forward_pre_hook(lambda _, args: (team.whole(args[0]), *args[1:]))
+    _check_shared(network, mesh.size())
     norm = _find(network, "norm")
     if norm is not None:  # a pipeline's stages before the last have none
         norm.register_forward_hook(lambda _, args, output: team.whole(output))
     network.logits = _gathered(network, team)  # type: ignore[assignment]
+
+
+def _check_shared(network: nn.Module, tp: int) -> None:
+    """What no plan names would see this rank's positions alone, and drift apart from rank to rank."""
+    left = [name for name, parameter in network.named_parameters() if not isinstance(parameter, DTensor)]
+    if left:
+        raise UsageError(
+            f"strategy.tp={tp}: no tensor_plan of {type(network).__name__} or its blocks says how ranks share "
+            f"{', '.join(left)}; add that, or strategy.tp=1"
+        )
 
 
 def _find(module: nn.Module, name: str) -> nn.Module | None:

@@ -57,14 +57,19 @@ class TokenMetrics(Metric):
             self.bytes.add_(counts.bytes)
 
     def add(self, counted: Iterable[Counts]) -> None:
-        """Update with each. Also where it is none because other ranks have the numbers, the metric is one that was
-        updated, since to compute it is a collective."""
+        """Update with each, which may be none because other ranks have the numbers."""
         for counts in counted:
             self.update(counts)
-        self._update_count = max(self._update_count, 1)
+        count_as_updated(self)
 
     def compute(self) -> dict[str, float]:
         return ratios(float(self.loss), int(self.targets), int(self.correct), int(self.bytes))
+
+
+def count_as_updated(metric: Metric) -> None:
+    """Also where nothing was counted, since other ranks have the numbers: to compute a metric is a collective, and
+    torchmetrics warns of one that was never updated."""
+    metric._update_count = max(metric._update_count, 1)
 
 
 def ratios(nats: float, targets: int, correct: int, size: int) -> dict[str, float]:

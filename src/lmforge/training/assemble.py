@@ -46,6 +46,8 @@ def quiet() -> None:
     show_log(rank_zero_only(print))
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # of a matrix that tensor parallelism and FSDP both cut, which Muon gathers in two messages
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", message=".*`isinstance.treespec, LeafSpec.` is deprecated.*")
@@ -125,10 +127,22 @@ def make_network(cfg: DictConfig, vocab_size: int) -> torch.nn.Module:
         return build(cfg.model, vocab_size=rows)
 
 
+def check_rows(cfg: DictConfig, network: torch.nn.Module) -> None:
+    """Raises UsageError where the embedding's rows, which the data may have decided, cannot be cut into equal parts."""
+    tp = layout_of(cfg).tp
+    if tp > 1 and (rows := int(network.vocab_size)) % tp:  # type: ignore[arg-type]
+        raise UsageError(
+            f"model.vocab_size={cfg.model.vocab_size or 'null'}: {rows} rows, which strategy.tp={tp} does not divide; "
+            f"model.vocab_size={-(-rows // tp) * tp} would, or another strategy.tp"
+        )
+
+
 def make_task(cfg: DictConfig, data: TokenWindows, steps: int, initialise: bool) -> UpdateTask:
+    network = make_network(cfg, data.vocab_size)
+    check_rows(cfg, network)
     task = build(
         cfg.task,
-        network=make_network(cfg, data.vocab_size),
+        network=network,
         make_optimizers=partial(build, cfg.optimizer),
         schedule=build(cfg.schedule),
         total_steps=steps,

@@ -95,7 +95,7 @@ class MatmulShare(pl.Callback):
     """Watches the gradients of the process's first step being computed, says the share in one line, and is done.
 
     Compiled blocks hide their operations, so with `compile` there is no number. `share` is that of this rank; all
-    ranks do the same work.
+    ranks do the same work, but for the stages of a pipeline.
     """
 
     def __init__(self) -> None:

@@ -83,8 +83,9 @@ class MemoryGuard(pl.Callback):
             return f"{rank} ran out of memory in the validation after step {step} (batches of {shape})"
         if self.task.micro_batch == 0:
             return f"{rank} ran out of memory before its first step"
-        parts = f"micro-batch {self.task.micro_batch} of {plan.accumulation} ({shape})"
-        return f"{rank} ran out of memory in training: step {step + 1}, {parts}"
+        part = f"micro-batch {self.task.micro_batch} of {plan.accumulation}"
+        part = f"{plan.accumulation} micro-batches in a pipeline" if plan.layout.pp > 1 else part
+        return f"{rank} ran out of memory in training: step {step + 1}, {part} ({shape})"
 
     def _memory(self) -> str:
         """What this rank held by kind, measured where it can be; activations are what the peak leaves over."""

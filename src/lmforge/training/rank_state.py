@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lmforge.parallel.local_sgd import Apart
 from lmforge.parallel.memory import Memory
 from lmforge.parallel.parallel import Parallel
-from lmforge.tasks.metrics import TokenMetrics
+from lmforge.tasks.metrics import TokenMetrics, count_as_updated
 from lmforge.training.checkpoint import Checkpoint, Piece, PieceReader
 from lmforge.training.saving import optimizer_tensors
 from lmforge.training.weights import some
@@ -74,7 +74,7 @@ class RankState:
             for name in sums.names():
                 current = getattr(metrics, name)
                 setattr(metrics, name, current + sums.read(name).to(current.device))
-        metrics._update_count = max(metrics._update_count, 1)  # on every rank: to compute them is a collective
+        count_as_updated(metrics)
         self._remember(parallel.memory, report)
         trained_apart = self.ranks > 1 and self.reader(1).below("optimizer/").shapes
         if trained_apart and not (isinstance(parallel, Apart) and self.same):

@@ -25,13 +25,14 @@ def plain_name(name: str) -> str:
 
 def match_names(network: nn.Module, reader: PieceReader, others: Iterable[str] = ()) -> dict[str, str]:
     """The name in the files of every parameter and buffer of `network`; a tensor with two names (tied) is one. Files
-    may hold `others` as well, which belong to the network but are on other ranks.
+    must hold `others` as well, which belong to the network but are on other ranks, so that all ranks miss the same.
 
     Raises UsageError listing the keys that are missing, left over or of another shape.
     """
     wanted = dict(network.named_parameters()) | dict(network.named_buffers())
     found = {plain_name(name): name for name in reader.names()}
-    missing, unexpected = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted) - set(others))
+    whole = set(wanted) | set(others)
+    missing, unexpected = sorted(whole - set(found)), sorted(set(found) - whole)
     shapes = [
         f"{name}: {list(reader.shapes[found[name]])} in the file, {list(tensor.shape)} in the model"
         for name, tensor in wanted.items()
