@@ -43,7 +43,7 @@ def test_a_layout_from_its_keys(keys, devices, nodes, expected) -> None:
     [
         ({"tp": 2, "pp": 2}, 6, "strategy.tp 2 x strategy.pp 2 = 4 does not divide the 6 processes"),
         ({"dp": 2, "tp": 2}, 8, "strategy.dp 2 x strategy.tp 2 = 4 is not the 8 processes"),
-        ({"cp": 3}, 4, "strategy.cp 3 = 3 does not divide the 4 processes (4 devices); trainer.devices=3 would fit"),
+        ({"cp": 3}, 4, "strategy.cp=3 does not divide the 4 processes (4 devices); trainer.devices=3 would fit"),
         ({"shard": 3}, 4, "3 does not divide the 4 data-parallel ranks; near: 1, 2, 4"),
     ],
 )
@@ -71,6 +71,12 @@ def test_a_network_or_batch_that_cannot_be_cut_so(compose, words, said) -> None:
     shape = ["batch.tokens=null", "batch.sequences=16", "trainer.devices=2"]
     problems, _ = preflight(compose.plain(*shape, *words.split()), machine_too=False)
     assert any(said in problem for problem in problems), problems
+
+
+def test_a_size_that_was_refused_is_not_computed_with(compose) -> None:
+    plain = compose.plain("strategy=fsdp", "trainer.devices=2")
+    plain["strategy"]["tp"] = 0
+    assert preflight(plain, broken=["strategy.tp"], machine_too=False)[0] == []
 
 
 def test_local_sizes_are_told_when_tensor_cores_cannot_use_them(compose) -> None:

@@ -186,7 +186,7 @@ DEVICES = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator")
 # Each check with the keys it reads. These ask the config only and come out the same on every rank.
 CONFIG_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (_check_devices, ("trainer.devices",)),
-    (_check_batch, ("batch", "data.context", "model.context", *DEVICES)),
+    (_check_batch, ("batch", "strategy", "data.context", "model.context", *DEVICES)),
     (_check_heads, ("model",)),
     (_check_multiples, ("model",)),
     (_check_context, ("data.context", "model.context")),

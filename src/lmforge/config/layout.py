@@ -77,11 +77,11 @@ def read_layout(strategy: Mapping[str, Any], devices: int, nodes: int) -> Layout
 
 def _misfit(sizes: Mapping[str, Any], others: int, world: int, devices: int, nodes: int) -> str:
     named = [name for name, size in sizes.items() if size not in ("auto", 1)] or ["dp"]
-    product = " x ".join(f"strategy.{name} {sizes[name]}" for name in named)
+    product = " x ".join(f"strategy.{name} {sizes[name]}" for name in named) + f" = {others}"
+    product = product if len(named) > 1 else f"strategy.{named[0]}={others}"
     relation = "is not the" if sizes["dp"] != "auto" else "does not divide the"
     across = f"{devices} devices" + (f" x {nodes} nodes" if nodes > 1 else "")
-    each = -(-others // nodes)
-    return f"{product} = {others} {relation} {world} processes ({across}); trainer.devices={each} would fit"
+    return f"{product} {relation} {world} processes ({across}); trainer.devices={-(-others // nodes)} would fit"
 
 
 def _shard(word: int | str, sizes: Mapping[str, int], devices: int) -> int:

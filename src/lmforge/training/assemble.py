@@ -238,14 +238,15 @@ def make_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], lo
 
 
 def training_options(cfg: DictConfig, steps: int) -> dict[str, Any]:
-    """Limits and intervals for the Trainer; steps are updates are Lightning's batches."""
-    trainer = cfg.trainer
+    """Limits and intervals for the Trainer; steps are updates are Lightning's batches. A validation batch is one of
+    micro-batches, and the limit counts global ones, so that no layout changes what is scored."""
+    trainer, limit = cfg.trainer, cfg.trainer.limit_val_batches
     return {
         "max_steps": steps,
         "max_epochs": -1,
         "val_check_interval": trainer.val_every_n_steps or steps,
         "check_val_every_n_epoch": None,
-        "limit_val_batches": 1.0 if trainer.limit_val_batches is None else trainer.limit_val_batches,
+        "limit_val_batches": 1.0 if limit is None else limit * batch_plan(cfg).accumulation,
         "log_every_n_steps": trainer.log_every_n_steps,
         "detect_anomaly": trainer.detect_anomaly,
         "profiler": trainer.profiler,
