@@ -69,7 +69,7 @@ def every_moment(base: Path, world: int, victim: int, careless: bool = False) ->
         found.append([checkpoint.step for checkpoint in whole])
         if not whole:
             return found
-        Saver(folder, 0, world, Keep(1, 1, "val/loss", "min")).clean()
+        Saver(folder, 0, world, Keep(1, 1, "val/loss", "min")).clean(print)
         all_save(folder, world, 2)
         (again,) = whole_checkpoints(folder)
         assert (again.step, again.files) == (2, expected.files)

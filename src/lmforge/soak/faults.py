@@ -137,7 +137,7 @@ def _killed(training: Training) -> None:
 KILLED = (-signal.SIGKILL,)
 BROKEN = (Exit.FAILED, Exit.OUT_OF_MEMORY)  # a killed rank looks like one that ran out of memory
 _stopped = _said(r"stopped at step (\d+) and saved")
-_stalled = _said(r"lags: no answer[\s\S]*? of step (\d+)")
+_stalled = _said(r"lags: no answer[\s\S]*? step (\d+)")
 _unsaved = _said(r"SaveFailed: checkpoint step-(\d+) could not be written", "save of step")
 _skipped = _said(r"not finite in \d+ updates in a row, the last one (\d+)")
 _passed_over = _said(r"incomplete or corrupt checkpoint \S+/step-(\d+)", "checkpoint of step")
