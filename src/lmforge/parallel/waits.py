@@ -22,23 +22,22 @@ class Waits:
                 module.set_custom_reduce_scatter(_ReduceScatter(self))
 
 
-class _AllGather(DefaultAllGather):
+class _Timed:
+    """A collective that adds its seconds up."""
+
     def __init__(self, waits: Waits):
         self.waits = waits
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         began = time.perf_counter()
-        work = super().__call__(*args, **options)
+        work = super().__call__(*args, **options)  # type: ignore[misc]
         self.waits.seconds += time.perf_counter() - began
         return work
 
 
-class _ReduceScatter(DefaultReduceScatter):
-    def __init__(self, waits: Waits):
-        self.waits = waits
+class _AllGather(_Timed, DefaultAllGather):
+    """The gathering of weights."""
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        began = time.perf_counter()
-        work = super().__call__(*args, **options)
-        self.waits.seconds += time.perf_counter() - began
-        return work
+
+class _ReduceScatter(_Timed, DefaultReduceScatter):
+    """The averaging of gradients."""
