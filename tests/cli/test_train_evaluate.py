@@ -23,7 +23,7 @@ def test_fsdp_in_bf16(program, devices) -> None:
     outcome = program.train("strategy=fsdp", "precision=bf16-mixed", f"trainer.devices={devices}")
     assert outcome.code == 0, outcome.output
     run = program.run()
-    how = "mesh (dp 2)" if devices == 2 else "single"
+    how = "mesh (dp 2) over gloo (env://)" if devices == 2 else "single"
     assert f"strategy    {how}, bf16-mixed: weights float32, compute bfloat16" in outcome.output
     assert len(list((run / "checkpoints").glob("step-00000020/weights-*"))) == devices
     assert (run / "metrics.csv").read_text().count("\n") == 21
